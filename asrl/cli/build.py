@@ -1,0 +1,99 @@
+"""This module is the only place that builds the parts that every kind of run needs."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from asrl.config import plain
+from asrl.data.dataset import SpeechDataset
+from asrl.data.features import read_cmvn
+from asrl.data.manifest import read_manifest
+from asrl.evaluator import Evaluator
+from asrl.models.firered import load_firered
+from asrl.models.speech_llm import SpeechLLM, set_dropout, set_trainable
+from asrl.rollout.plain import SamplingSettings
+from asrl.tracking import Tracker, WandbRun
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_model(config: DictConfig, *, dropout: bool) -> SpeechLLM:
+    """Load the checkpoint and mark what is trained."""
+    model = load_firered(
+        config.path,
+        lora_start=config.lora.start if config.train_decoder == "lora" else "none",
+        lora_rank=config.lora.rank,
+        lora_alpha=config.lora.alpha,
+        lora_dropout=config.lora.dropout,
+        length_rule=config.length_rule,
+        decoder_dtype=DTYPES[config.decoder_dtype],
+        train_decoder=config.train_decoder == "full",
+    )
+    set_trainable(
+        model, encoder=config.train_encoder, projector=config.train_projector, decoder=config.train_decoder
+    )
+    set_dropout(model, dropout)
+    if config.gradient_checkpointing:
+        model.enable_gradient_checkpointing()
+    return model
+
+
+def load_dataset(
+    manifest: str, model_path: str, *, augment: Callable[..., Tensor] | None = None
+) -> SpeechDataset:
+    """Open a manifest with the feature statistics of the model."""
+    return SpeechDataset(
+        read_manifest(manifest), cmvn=read_cmvn(Path(model_path) / "cmvn.ark"), augment=augment
+    )
+
+
+def build_evaluator(
+    model: SpeechLLM,
+    config: DictConfig,
+    modes: dict[str, SamplingSettings],
+    *,
+    utterances_per_batch: int,
+    accelerator: Accelerator,
+    run_dir: Path,
+) -> Evaluator:
+    """Open the held-out sets that the configuration names."""
+    manifests = {name: config.data[name] for name in ("dev", "test") if config.data[name]}
+    return Evaluator(
+        model,
+        {name: load_dataset(path, config.model.path) for name, path in manifests.items()},
+        modes,
+        utterances_per_batch=utterances_per_batch,
+        num_workers=config.data.num_workers,
+        accelerator=accelerator,
+        run_dir=run_dir,
+    )
+
+
+def unused_run_dir(wanted: str, accelerator: Accelerator) -> Path:
+    """Create the directory of a new run, the same on every rank; ``-2``, ``-3`` are appended if it exists."""
+    chosen = [wanted]
+    if accelerator.is_main_process:
+        number = 1
+        while os.path.exists(chosen[0]):
+            number += 1
+            chosen = [f"{wanted}-{number}"]
+        os.makedirs(chosen[0])
+    return Path(broadcast_object_list(chosen)[0])
+
+
+def start_tracker(
+    config: DictConfig, run_dir: Path, *, max_steps: int, start: int = 0, wandb_id: str | None = None
+) -> Tracker:
+    """Open the run's logs and save its resolved configuration beside them."""
+    settings = plain(config)
+    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(settings)), encoding="utf-8")
+    wandb = None
+    if config.logger.wandb:
+        wandb = WandbRun(settings, project=config.logger.project, run_dir=run_dir, run_id=wandb_id)
+    return Tracker(run_dir, max_steps=max_steps, start=start, wandb=wandb)

@@ -1,0 +1,112 @@
+"""This module is the only place that turns command-line words into a checked configuration."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from asrl.config import CONFIG_DIRECTORY, SCHEMAS, TrainConfig, check_values, register_schemas
+from asrl.errors import UserError
+from asrl.registry import nearest
+
+
+def known_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all settings and of the sections that hold them."""
+    for key in config:
+        yield f"{prefix}{key}"
+        if OmegaConf.is_dict(config) and not OmegaConf.is_missing(config, key):
+            child = config._get_node(key)
+            if isinstance(child, DictConfig) and not child._is_none():
+                yield from known_keys(child, f"{prefix}{key}.")
+
+
+def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
+    """Compose ``configs/<name>.yaml`` with the overrides, as Hydra will, and check every value.
+
+    Raises:
+        UserError: In one line, with the nearest name that exists.
+    """
+    register_schemas()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONFIG_DIRECTORY), version_base="1.3"):
+        try:
+            composed = OmegaConf.to_container(compose(name, overrides=list(overrides)))
+            # Merged into the schema once more: `+key=value` would otherwise add anything.
+            config = OmegaConf.merge(OmegaConf.structured(SCHEMAS[name]), composed)
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            raise UserError(_explain(error, list(known_keys(compose(name))))) from error
+    check_values(config)
+    return config
+
+
+def _explain(error: Exception, keys: list[str]) -> str:
+    """Word Hydra's error in one line."""
+    messages = []
+    cause: BaseException | None = error
+    while cause is not None:
+        messages.append(str(cause))
+        cause = cause.__cause__
+    text = "\n".join(messages)
+    if match := re.search(r"Key '([^']+)' (?:is not in struct|not in '\w+')\s+full_key: (\S+)", text):
+        return f"unknown setting {match[2]!r}{nearest(match[2], keys)}"
+    if (match := re.search(r"Could not override '([^']+)'", text)) and "full_key" not in text:
+        return f"unknown setting {match[1]!r}{nearest(match[1], keys)}"
+    if match := re.search(r"Could not find '([^']+)/([^']+)'", text):
+        options = [path.stem for path in (CONFIG_DIRECTORY / match[1]).glob("*.yaml")]
+        return f"{match[1]}={match[2]}: there is no configs/{match[1]}/{match[2]}.yaml{nearest(match[2], options)}"
+    if match := re.search(r"^(.*?)\n\s+full_key: (\S+)", messages[-1], re.DOTALL):
+        return f"{match[2]}: {match[1].splitlines()[0]}"
+    return " ".join(messages[-1].split())
+
+
+def is_sweep(overrides: Sequence[str]) -> bool:
+    """Whether an override lists several values, for Hydra's multirun."""
+    return any(
+        override.is_sweep_override() for override in OverridesParser.create().parse_overrides(list(overrides))
+    )
+
+
+def check_command_line(name: str, arguments: Sequence[str]) -> None:
+    """Check the overrides of a command line before Hydra sees them, so that mistakes end in one line.
+
+    Raises:
+        UserError: As ``compose_config``.
+    """
+    overrides = [argument for argument in arguments if not argument.startswith("-")]
+    for override in overrides:
+        if not re.match(r"[+~]*[\w@/.:]+(=|$)", override):
+            raise UserError(f"not a setting of the form key=value: {override!r}")
+    try:
+        sweeps = is_sweep(overrides)
+    except HydraException as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"not a setting of the form key=value: {reason}") from error
+    if not sweeps:
+        compose_config(name, overrides)
+
+
+def resumed_config(run_dir: str, overrides: Sequence[str]) -> DictConfig:
+    """The configuration that a run was started with, with the settings of this command line on top.
+
+    Raises:
+        UserError: There is no such run, or this command line switches a whole group.
+    """
+    path = Path(run_dir) / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"resume={run_dir}: {path} not found; name the directory of a run")
+    config = OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path))
+    for override in overrides:
+        key = override.lstrip("+~").split("=")[0]
+        if (CONFIG_DIRECTORY / key).is_dir():
+            raise UserError(
+                f"{override}: a resumed run keeps its configuration; override single settings only"
+            )
+    config = OmegaConf.merge(config, OmegaConf.from_dotlist([o.lstrip("+") for o in overrides]))
+    check_values(config)
+    return config

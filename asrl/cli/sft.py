@@ -1,0 +1,86 @@
+"""This module is the only place that puts a supervised run together."""
+
+import sys
+
+import hydra
+import torch
+from accelerate import Accelerator
+from omegaconf import DictConfig
+
+from asrl.cli.build import build_evaluator, load_dataset, load_model, start_tracker, unused_run_dir
+from asrl.cli.compose import check_command_line
+from asrl.config import CONFIG_DIRECTORY
+from asrl.data.augment import SpecAugment
+from asrl.data.dataset import SpeechDataset, make_loader
+from asrl.data.sampler import RepeatSampler
+from asrl.errors import exit_with_one_line
+from asrl.optimization import build_optimizer, build_schedule
+from asrl.rollout.plain import greedy
+from asrl.sft import SupervisedModel, SupervisedParts, SupervisedTrainer
+
+
+def main() -> None:
+    """Entry point of ``asrl sft``."""
+    check_command_line("sft", sys.argv[1:])
+    hydra.main(version_base="1.3", config_path=str(CONFIG_DIRECTORY), config_name="sft")(_job)()
+
+
+def _job(config: DictConfig) -> None:
+    # Hydra would print a traceback around the message.
+    exit_with_one_line(lambda: run(config))
+
+
+def run(config: DictConfig) -> None:
+    """Train a model on the transcripts of ``data.train``."""
+    accelerator = Accelerator()
+    torch.manual_seed(config.seed)
+    model = load_model(config.model, dropout=config.dropout)
+    augment = SpecAugment(**config.spec_augment, seed=config.seed)
+    dataset = load_dataset(config.data.train, config.model.path, augment=augment)
+    sampler = _batches(config, dataset, accelerator)
+    run_dir = unused_run_dir(config.run_dir, accelerator)
+    policy = SupervisedModel(model, encoder_ctc=config.ctc.encoder, projector_ctc=config.ctc.projector)
+    optimizer = build_optimizer(
+        policy,
+        config.optim.learning_rate,
+        weight_decay=config.optim.weight_decay,
+        betas=(config.optim.beta1, config.optim.beta2),
+    )
+    schedule = build_schedule(
+        optimizer,
+        config.optim.schedule,
+        num_warmup_steps=config.optim.num_warmup_steps,
+        num_steps=sampler.num_batches,
+    )
+    evaluator = build_evaluator(
+        model,
+        config,
+        {"greedy": greedy(config.max_new_tokens)},
+        utterances_per_batch=2 * config.utterances_per_device,
+        accelerator=accelerator,
+        run_dir=run_dir,
+    )
+    policy, optimizer = accelerator.prepare(policy, optimizer)
+    loader = make_loader(dataset, sampler, num_workers=config.data.num_workers)
+    tracker = None
+    if accelerator.is_main_process:
+        tracker = start_tracker(config, run_dir, max_steps=sampler.num_batches)
+    parts = SupervisedParts(policy, model, optimizer, schedule, loader, evaluator, tracker, accelerator)
+    SupervisedTrainer(parts, config, run_dir).run()
+    if tracker:
+        tracker.say(f"wrote {run_dir / 'model'}")
+        tracker.close()
+
+
+def _batches(config: DictConfig, dataset: SpeechDataset, accelerator: Accelerator) -> RepeatSampler:
+    sizes = {
+        "num_utterances": len(dataset),
+        "num_generations": 1,
+        "rows_per_step": config.utterances_per_device * accelerator.num_processes,
+        "steps_per_generation": 1,
+        "world_size": accelerator.num_processes,
+        "rank": accelerator.process_index,
+        "seed": config.seed,
+        "drop_last": config.data.drop_last,
+    }
+    return RepeatSampler(**sizes, num_batches=RepeatSampler(**sizes).count_batches(config.num_epochs))

@@ -1,0 +1,181 @@
+"""This module is the only place that puts a reinforcement-learning run together and sums it up."""
+
+import math
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from accelerate import Accelerator
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from asrl.checkpoint import find_checkpoint, load_checkpoint
+from asrl.cli.build import build_evaluator, load_dataset, load_model, start_tracker, unused_run_dir
+from asrl.cli.compose import check_command_line, resumed_config
+from asrl.cli.summary import compare, print_summary, training_figures, write_summary
+from asrl.config import CONFIG_DIRECTORY, check_combinations
+from asrl.data.dataset import make_loader
+from asrl.data.sampler import RepeatSampler
+from asrl.errors import exit_with_one_line
+from asrl.evaluate import read_transcriptions
+from asrl.evaluator import Evaluator
+from asrl.jsonl import read_json_lines
+from asrl.models.speech_llm import SpeechLLM
+from asrl.optimization import build_optimizer, build_schedule
+from asrl.rewards import build_rewards
+from asrl.rollout.plain import SamplingSettings, greedy
+from asrl.run_state import Parts, Progress, restore_run
+from asrl.trainer import Trainer
+
+MODES = ("greedy", "sampled")
+
+
+def main() -> None:
+    """Entry point of ``asrl train`` and ``train.py``."""
+    check_command_line("train", sys.argv[1:])
+    hydra.main(version_base="1.3", config_path=str(CONFIG_DIRECTORY), config_name="train")(_job)()
+
+
+def _job(config: DictConfig) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    # Hydra would print a traceback around the message.
+    exit_with_one_line(lambda: figures.update(run(config)))
+    return figures
+
+
+def run(config: DictConfig) -> dict[str, Any]:
+    """Train, compare the model before and after on the held-out sets, and return figures of the training."""
+    if config.resume:
+        config = resumed_config(config.resume, HydraConfig.get().overrides.task)
+    check_combinations(config)
+    accelerator = Accelerator(mixed_precision=config.trainer.mixed_precision)
+    trainer = build_trainer(config, accelerator)
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, trainer.stop)
+    evaluate_all(trainer.parts.evaluator, step=0)
+    trainer.run()
+    if not trainer.is_stopping:
+        evaluate_all(trainer.parts.evaluator, step=trainer.progress.step)
+    return conclude(trainer)
+
+
+def build_trainer(config: DictConfig, accelerator: Accelerator) -> Trainer:
+    """Build every part of a run, and put a checkpoint in place if it resumes one.
+
+    Raises:
+        UserError: A file cannot be used or settings contradict each other.
+    """
+    torch.manual_seed(config.seed)  # of a fresh LoRA
+    rewards = build_rewards(OmegaConf.to_container(config.reward, resolve=True))
+    model = load_model(config.model, dropout=config.dropout)
+    dataset = load_dataset(config.data.train, config.model.path)
+    optimizer = build_optimizer(
+        model,
+        config.optim.learning_rate,
+        weight_decay=config.optim.weight_decay,
+        betas=(config.optim.beta1, config.optim.beta2),
+    )
+    steps_per_batch = config.num_iterations * config.steps_per_generation
+    num_batches = math.ceil(config.trainer.max_steps / steps_per_batch)
+    num_steps = num_batches * steps_per_batch
+    schedule = build_schedule(
+        optimizer,
+        config.optim.schedule,
+        num_warmup_steps=config.optim.num_warmup_steps,
+        num_steps=num_steps,
+    )
+    progress = restore(config, model, optimizer, schedule)
+    sampler = RepeatSampler(
+        num_utterances=len(dataset),
+        num_generations=config.num_generations,
+        rows_per_step=config.trainer.rows_per_device
+        * config.trainer.gradient_accumulation_steps
+        * accelerator.num_processes,
+        steps_per_generation=config.steps_per_generation,
+        world_size=accelerator.num_processes,
+        rank=accelerator.process_index,
+        seed=config.seed,
+        drop_last=config.data.drop_last,
+        start=progress.position,
+        num_batches=num_batches - progress.position,
+    )
+    run_dir = Path(config.resume) if config.resume else unused_run_dir(config.run_dir, accelerator)
+    sampling = SamplingSettings(**config.rollout, seed=config.seed)
+    evaluator = build_evaluator(
+        model,
+        config,
+        {"greedy": greedy(config.rollout.max_new_tokens), "sampled": sampling},
+        utterances_per_batch=config.trainer.eval_utterances,
+        accelerator=accelerator,
+        run_dir=run_dir,
+    )
+    loader = make_loader(dataset, sampler, num_workers=config.data.num_workers)
+    policy, optimizer = accelerator.prepare(model.to(accelerator.device), optimizer)
+    tracker = None
+    if accelerator.is_main_process:
+        tracker = start_tracker(
+            config, run_dir, max_steps=num_steps, start=progress.step, wandb_id=progress.wandb_id
+        )
+        progress.wandb_id = tracker.wandb.run_id if tracker.wandb else None
+    parts = Parts(
+        policy,
+        model,
+        optimizer,
+        schedule,
+        loader,
+        rewards,
+        sampling,
+        evaluator,
+        tracker,
+        accelerator,
+        run_dir,
+    )
+    return Trainer(parts, config, progress, num_batches=num_batches)
+
+
+def restore(config: DictConfig, model: SpeechLLM, optimizer: Optimizer, schedule: LRScheduler) -> Progress:
+    """Go on from the newest intact checkpoint of ``resume``, or start from the beginning."""
+    if not config.resume:
+        return Progress()
+    found = find_checkpoint(Path(config.resume))
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return restore_run(model, optimizer, schedule, load_checkpoint(found.path), place=str(found.path))
+
+
+def evaluate_all(evaluator: Evaluator, *, step: int) -> None:
+    """Transcribe every held-out set in every way, unless a resumed run has done it already."""
+    for split in evaluator.datasets:
+        for mode in MODES:
+            evaluator.run_once(split, mode, step=step)
+
+
+def conclude(trainer: Trainer) -> dict[str, Any]:
+    """Print and save what the run brought; every rank returns figures of the training."""
+    parts, step = trainer.parts, trainer.progress.step
+    if parts.tracker is None:
+        return {}
+    parts.tracker.close()
+    figures = training_figures(read_json_lines(parts.run_dir / "metrics.jsonl"))
+    if trainer.is_stopping:
+        print(f"stopped after step {step}; go on with resume={parts.run_dir}")
+        return figures
+    path = parts.evaluator.path
+    comparisons = [
+        compare(
+            split,
+            mode,
+            read_transcriptions(path(split, mode, 0)),
+            read_transcriptions(path(split, mode, step)),
+        )
+        for split in parts.evaluator.datasets
+        for mode in MODES
+    ]
+    write_summary(parts.run_dir / "summary.json", comparisons, figures)
+    print_summary(comparisons, figures, parts.run_dir)
+    return figures

@@ -1,0 +1,154 @@
+"""This module is the only place that loads batches of speech, in this process or in worker processes."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+
+from asrl.data.audio import read_audio
+from asrl.data.features import Cmvn, fbank
+from asrl.data.sampler import Row
+from asrl.errors import UserError
+from asrl.types import SpeechBatch
+from asrl.utterance import Utterance
+
+
+class SpeechDataset(Dataset[SpeechBatch]):
+    """Utterances, read from disk as the rows of a batch ask for them.
+
+    Args:
+        utterances: The manifest.
+        cmvn: Normalisation of the features.
+        sample_rate: What audio is resampled to, in Hz.
+        augment: Called as ``augment(features, epoch=..., key=...)`` on normalised features, e.g. a
+            ``SpecAugment``.
+    """
+
+    def __init__(
+        self,
+        utterances: Sequence[Utterance],
+        *,
+        cmvn: Cmvn,
+        sample_rate: int = 16000,
+        augment: Callable[..., Tensor] | None = None,
+    ) -> None:
+        self.utterances = utterances
+        self.cmvn = cmvn
+        self.sample_rate = sample_rate
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.utterances)
+
+    def featurize(self, utterance: Utterance, *, epoch: int = 0) -> Float[Tensor, "f m"]:
+        """Compute the features of one utterance, as every batch holds them.
+
+        Raises:
+            UserError: The audio cannot be used; names the manifest line and the key.
+        """
+        place = f"{utterance.place}: {utterance.key}" if utterance.place else utterance.key
+        waveform = read_audio(utterance.audio, sample_rate=self.sample_rate, place=place)
+        features = self.cmvn.apply(fbank(waveform, sample_rate=self.sample_rate))
+        return features if self.augment is None else self.augment(features, epoch=epoch, key=utterance.key)
+
+    def collate(self, rows: Sequence[Row]) -> SpeechBatch:
+        """Read each utterance of the rows once (once per epoch if the rows span two) and pad the features.
+
+        Raises:
+            UserError: As ``featurize``.
+        """
+        slots: dict[tuple[int, int], int] = {}
+        row_utterance = [slots.setdefault((row.index, row.epoch), len(slots)) for row in rows]
+        features = [self.featurize(self.utterances[index], epoch=epoch) for index, epoch in slots]
+        return SpeechBatch(
+            utterances=tuple(self.utterances[index] for index, _ in slots),
+            features=pad_sequence(features, batch_first=True),
+            num_frames=torch.tensor([len(matrix) for matrix in features]),
+            row_utterance=torch.tensor(row_utterance),
+            row_index=torch.tensor([row.row_index for row in rows]),
+            replica=torch.tensor([row.replica for row in rows]),
+            epoch=torch.tensor([row.epoch for row in rows]),
+        )
+
+    def __getitems__(self, rows: list[Row]) -> SpeechBatch | UserError:
+        """Answer a DataLoader; errors are returned, because raised in a worker they arrive as a traceback."""
+        try:
+            return self.collate(rows)
+        except UserError as error:
+            return error
+
+
+@dataclass(frozen=True)
+class SpeechLoader:
+    """Batches of speech; each iteration starts at the first batch again."""
+
+    loader: DataLoader
+
+    def __iter__(self) -> Iterator[SpeechBatch]:
+        return iterate_batches(self.loader)
+
+
+def make_loader(
+    dataset: SpeechDataset,
+    batches: Iterable[list[Row]],
+    *,
+    num_workers: int = 0,
+    prefetch_factor: int = 2,
+) -> SpeechLoader:
+    """Load batches of rows (a ``RepeatSampler`` or ``plain_batches``), ahead of time if there are workers.
+
+    Workers compute on one thread each. Neither they nor the loader touch the global random state.
+
+    Args:
+        dataset: Where the rows come from.
+        batches: Rows of each batch.
+        num_workers: Worker processes; 0 loads in this process.
+        prefetch_factor: Batches that each worker prepares ahead.
+    """
+    loader = DataLoader(
+        dataset,
+        batch_sampler=batches,  # type: ignore[arg-type]
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor if num_workers else None,
+        collate_fn=_keep,
+        generator=torch.Generator(),  # else every iteration would draw a number from the global generator
+    )
+    return SpeechLoader(loader)
+
+
+def iterate_batches(loader: Iterable[SpeechBatch | UserError]) -> Iterator[SpeechBatch]:
+    """Yield the batches of a DataLoader over a ``SpeechDataset``.
+
+    Raises:
+        UserError: An utterance cannot be read, or a worker process died.
+    """
+    iterator = iter(loader)
+    while (batch := _load_next(iterator)) is not None:
+        if isinstance(batch, UserError):
+            # End the workers now: the traceback would leave that to the garbage collector, at 5 s a worker.
+            del iterator
+            raise batch
+        yield batch
+
+
+def _load_next(iterator: Iterator[SpeechBatch | UserError]) -> SpeechBatch | UserError | None:
+    """Return the next batch, the error that takes its place, or None at the end."""
+    try:
+        return next(iterator, None)
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        reason = " ".join(str(error).split())
+        return UserError(
+            f"data.num_workers: a worker process died ({reason}); often memory or /dev/shm is full: "
+            "lower data.num_workers, or set it to 0 to see the cause"
+        )
+
+
+def _keep(batch: SpeechBatch | UserError) -> SpeechBatch | UserError:
+    """Pass on what ``__getitems__`` has collated already."""
+    return batch

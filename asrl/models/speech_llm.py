@@ -1,0 +1,223 @@
+"""This module is the only place that joins encoder, projector and decoder into one scorer of completions."""
+
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import Cache, Qwen2ForCausalLM
+
+from asrl.errors import UserError
+from asrl.logps import token_logps, vocabulary_logits
+from asrl.models.conformer import ConformerEncoder, count_frames
+from asrl.models.layouts import replica_inputs, splice_speech
+from asrl.models.lora import ADAPTER, adapter_disabled
+from asrl.models.projector import Projector
+from asrl.models.prompt import PromptTemplate
+from asrl.models.released_files import CheckpointArgs
+from asrl.types import Prompts, SpeechBatch, SpeechEmbeddings, TokenScores
+
+
+def cache_argument(forward: Callable) -> str:
+    """Name of the key/value cache in a decoder's ``forward``: transformers 5.24 renamed it."""
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+
+
+class SpeechLLM(nn.Module):
+    """Speech encoder, projector and Qwen2 decoder, with the prompt that the decoder was trained on.
+
+    Attributes:
+        encoder: Features to encoder frames.
+        projector: Encoder frames to the decoder's embedding space.
+        llm: The decoder, wrapped by peft if it has LoRA.
+        prompt: Token ids around the speech.
+        chunk_size: Completion tokens whose logits exist at the same time.
+        checkpoint_args: Where the weights came from; None if from nowhere.
+    """
+
+    def __init__(
+        self,
+        encoder: ConformerEncoder,
+        projector: Projector,
+        llm: Qwen2ForCausalLM | PeftModel,
+        prompt: PromptTemplate,
+        *,
+        chunk_size: int = 1024,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projector = projector
+        self.llm = llm
+        self.prompt = prompt
+        self.chunk_size = chunk_size
+        self.checkpoint_args: CheckpointArgs | None = None
+        self.dropout_rates: dict[str, float] = {}  # of the modules that set_dropout has switched off
+        self._cache_argument = cache_argument(self.causal_lm.model.forward)
+
+    @property
+    def causal_lm(self) -> Qwen2ForCausalLM:
+        """The decoder without peft's wrapper; its LoRA layers, if any, are inside and active."""
+        return self.llm.get_base_model() if isinstance(self.llm, PeftModel) else self.llm
+
+    def train(self, mode: bool = True) -> "SpeechLLM":
+        """Switch to training; a frozen encoder stays in eval mode, without dropout."""
+        super().train(mode)
+        if not any(parameter.requires_grad for parameter in self.encoder.parameters()):
+            self.encoder.eval()
+        return self
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Recompute activations of encoder blocks and decoder layers in the backward pass."""
+        self.encoder.gradient_checkpointing = True
+        self.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+    def encode(self, features: Float[Tensor, "u f m"], num_frames: Int[Tensor, " u"]) -> SpeechEmbeddings:
+        """Turn features into speech embeddings, ceil(L / 4) // 2 of them under both length rules.
+
+        Upstream feeds the projector's frames to the decoder even where its ``arith`` rule masks them.
+        """
+        return self.project(self.encoder(features, num_frames).hidden, num_frames)
+
+    def project(self, hidden: Float[Tensor, "u t e"], num_frames: Int[Tensor, " u"]) -> SpeechEmbeddings:
+        """Turn encoder output into speech embeddings."""
+        num_tokens = count_frames(num_frames, "stride") // self.projector.downsample
+        return SpeechEmbeddings(self.projector(hidden), num_tokens)
+
+    def prompts(self, speech: SpeechEmbeddings) -> Prompts:
+        """Splice the speech into the chat prompt, compactly."""
+        device = speech.embeddings.device
+        prefix = self.embed(torch.tensor(self.prompt.prefix_ids, device=device))
+        suffix = self.embed(torch.tensor(self.prompt.suffix_ids, device=device))
+        cast = SpeechEmbeddings(speech.embeddings.to(prefix.dtype), speech.num_tokens)
+        return splice_speech(prefix, cast, suffix)
+
+    def embed(self, tokens: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d"]:
+        """Look up token embeddings."""
+        return self.causal_lm.get_input_embeddings()(tokens)
+
+    def decoder(
+        self,
+        embeddings: Float[Tensor, "n x d"],
+        attention_mask: Tensor | None,
+        position_ids: Int[Tensor, "n x"],
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "n x d"]:
+        """Run the decoder up to its final norm.
+
+        Args:
+            embeddings: New positions only, when there is a cache.
+            attention_mask: True at visible keys ``[n, keys]`` (causality is added), or additive
+                ``[n, 1, x, keys]`` in the type of the embeddings; None if every earlier position is visible.
+            position_ids: Rotary positions.
+            cache: Grows in place.
+        """
+        output = self.causal_lm.model(
+            inputs_embeds=embeddings,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            use_cache=cache is not None,
+            **{self._cache_argument: cache},
+        )
+        return output.last_hidden_state
+
+    def head(self, hidden: Float[Tensor, "positions d"]) -> Float[Tensor, "positions v"]:
+        """Logits in float32; project only positions that need them."""
+        return vocabulary_logits(hidden, self.causal_lm.lm_head.weight)
+
+    def forward(
+        self,
+        batch: SpeechBatch,
+        tokens: Int[Tensor, "n l"],
+        mask: Bool[Tensor, "n l"],
+        *,
+        temperature: float,
+        with_adapter: bool = True,
+    ) -> TokenScores:
+        """Score completions in the replica layout.
+
+        Every row encodes its utterance anew, so that in training each has dropout masks of its own.
+
+        Args:
+            batch: Speech of the rows.
+            tokens: Completions; arbitrary where ``mask`` is False.
+            mask: True at the completion's tokens, its end token included.
+            temperature: As in the rollout.
+            with_adapter: False scores with LoRA switched off.
+        """
+        with nullcontext() if with_adapter else adapter_disabled(self.llm):
+            rows = batch.row_utterance
+            speech = self.encode(batch.features[rows], batch.num_frames[rows])
+            return self.score(speech, tokens, mask, temperature=temperature)
+
+    def score(
+        self,
+        speech: SpeechEmbeddings,
+        tokens: Int[Tensor, "n l"],
+        mask: Bool[Tensor, "n l"],
+        *,
+        temperature: float = 1.0,
+    ) -> TokenScores:
+        """Score completions of speech that is encoded already, one utterance per row."""
+        known = tokens.masked_fill(~mask, self.prompt.pad_id)
+        inputs = replica_inputs(self.prompts(speech), self.embed(known), mask)
+        hidden = self.decoder(inputs.embeddings, inputs.is_valid, inputs.position_ids)
+        scores = token_logps(
+            inputs.gather_predictors(hidden),
+            self.causal_lm.lm_head.weight,
+            known[mask],
+            temperature=temperature,
+            chunk_size=self.chunk_size,
+        )
+        blank = scores.logps.new_zeros(mask.shape)
+        return TokenScores(
+            blank.masked_scatter(mask, scores.logps), blank.masked_scatter(mask, scores.entropy)
+        )
+
+
+def set_dropout(model: SpeechLLM, enabled: bool) -> None:
+    """Switch every dropout of encoder, projector, LoRA and decoder on or off, in train mode.
+
+    The decoder's attention dropout is a plain number in each attention module. Call again after adding an
+    adapter.
+    """
+    for name, module in model.named_modules():
+        attribute = "p" if isinstance(module, nn.Dropout) else "attention_dropout"
+        if not isinstance(getattr(module, attribute, None), float):
+            continue
+        if enabled:
+            setattr(module, attribute, model.dropout_rates.get(name, getattr(module, attribute)))
+        else:
+            model.dropout_rates.setdefault(name, getattr(module, attribute))
+            setattr(module, attribute, 0.0)
+
+
+def set_trainable(
+    model: SpeechLLM, *, encoder: bool, projector: bool, decoder: Literal["lora", "full", "none"]
+) -> None:
+    """Choose what the optimizer sees; what is trained is float32, a frozen decoder keeps its type.
+
+    Raises:
+        UserError: LoRA is asked for and there is none, or the full decoder while there is LoRA.
+    """
+    has_lora = isinstance(model.llm, PeftModel)
+    if decoder == "lora" and not has_lora:
+        raise UserError(
+            "training LoRA needs a decoder with LoRA, this one has none; use lora.start continue or merge"
+        )
+    if decoder == "full" and has_lora:
+        raise UserError("training the full decoder needs a decoder without LoRA; use lora.start none")
+    model.encoder.requires_grad_(encoder)
+    model.projector.requires_grad_(projector)
+    for name, parameter in model.llm.named_parameters():
+        is_lora = f".{ADAPTER}." in name
+        parameter.requires_grad_(decoder == "full" or (decoder == "lora" and is_lora))
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    if decoder == "full" and model.checkpoint_args is not None:
+        model.checkpoint_args = replace(model.checkpoint_args, is_decoder_unchanged=False)
+    model.train(model.training)

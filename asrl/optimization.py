@@ -1,0 +1,89 @@
+"""This module is the only place that sets up optimizers and schedules and saves their state."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import get_scheduler
+
+from asrl.errors import UserError
+
+PARTS = {"encoder": "encoder.", "projector": "projector.", "decoder": "llm."}
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that the optimizer changes, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def build_optimizer(
+    model: nn.Module, learning_rates: Mapping[str, float], *, weight_decay: float, betas: tuple[float, float]
+) -> AdamW:
+    """AdamW with one parameter group per trained part of the model.
+
+    Args:
+        model: Parameters are told apart by the prefixes in ``PARTS``; any other belongs to the encoder.
+        learning_rates: Peak rate of each part.
+        weight_decay: Not applied to biases and normalisation weights.
+        betas: Of AdamW.
+
+    Raises:
+        UserError: Nothing is trained.
+    """
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    for name, parameter in trainable_parameters(model).items():
+        part = next((part for part, prefix in PARTS.items() if name.startswith(prefix)), "encoder")
+        groups.setdefault((part, parameter.ndim > 1), []).append(parameter)
+    if not groups:
+        raise UserError("nothing is trained: set model.train_encoder, train_projector or train_decoder")
+    return AdamW(
+        [
+            {
+                "params": parameters,
+                "lr": learning_rates[part],
+                "weight_decay": weight_decay if is_matrix else 0.0,
+                "part": part,
+            }
+            for (part, is_matrix), parameters in groups.items()
+        ],
+        betas=betas,
+    )
+
+
+def build_schedule(optimizer: Optimizer, name: str, *, num_warmup_steps: int, num_steps: int) -> LRScheduler:
+    """One of transformers' schedules, stepped once per optimizer step.
+
+    Raises:
+        UserError: The name is unknown.
+    """
+    try:
+        return get_scheduler(name, optimizer, num_warmup_steps=num_warmup_steps, num_training_steps=num_steps)
+    except ValueError as error:
+        raise UserError(f"optim.schedule: {error}") from error
+
+
+def learning_rates(optimizer: Optimizer) -> dict[str, float]:
+    """Current learning rate of each part."""
+    return {f"learning_rate/{group['part']}": group["lr"] for group in optimizer.param_groups}
+
+
+@torch.no_grad()
+def load_parameters(model: nn.Module, weights: Mapping[str, Tensor], *, place: str) -> None:
+    """Copy trained weights into the model.
+
+    Raises:
+        UserError: They are not exactly the weights that this model trains.
+    """
+    parameters = trainable_parameters(model)
+    if odd := sorted(parameters.keys() ^ weights.keys()):
+        raise UserError(
+            f"{place}: holds other trained weights than this configuration trains: {odd[0]} and {len(odd) - 1} more"
+        )
+    for name, parameter in parameters.items():
+        if parameter.shape != weights[name].shape:
+            raise UserError(
+                f"{place}: {name} has shape {list(weights[name].shape)}, this configuration needs {list(parameter.shape)}"
+            )
+        parameter.copy_(weights[name])

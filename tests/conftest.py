@@ -1,0 +1,29 @@
+"""Shared fixtures; shapes in annotations are checked while the tests run."""
+
+import os
+from pathlib import Path
+
+import jaxtyping
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+jaxtyping.install_import_hook("asrl", "beartype.beartype")
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """Reference tensors and the tiny random checkpoint they were computed with."""
+    return DATA / "golden"
