@@ -23,6 +23,11 @@ from asrl.tracking import Tracker, WandbRun
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+def start_accelerator(mixed_precision: str = "no") -> Accelerator:
+    """Join the process group, if there is one. Without a GPU, ranks find each other only if told to use the CPU."""
+    return Accelerator(mixed_precision=mixed_precision, cpu=not torch.accelerator.is_available())
+
+
 def load_model(config: DictConfig, *, dropout: bool) -> SpeechLLM:
     """Load the checkpoint and mark what is trained."""
     model = load_firered(

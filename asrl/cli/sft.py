@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from omegaconf import DictConfig
 
-from asrl.cli.build import build_evaluator, load_dataset, load_model, start_tracker, unused_run_dir
+from asrl.cli.build import build_evaluator, load_dataset, load_model, start_accelerator, start_tracker, unused_run_dir
 from asrl.cli.compose import check_command_line
 from asrl.config import CONFIG_DIRECTORY
 from asrl.data.augment import SpecAugment
@@ -32,7 +32,7 @@ def _job(config: DictConfig) -> None:
 
 def run(config: DictConfig) -> None:
     """Train a model on the transcripts of ``data.train``."""
-    accelerator = Accelerator()
+    accelerator = start_accelerator()
     torch.manual_seed(config.seed)
     model = load_model(config.model, dropout=config.dropout)
     augment = SpecAugment(**config.spec_augment, seed=config.seed)

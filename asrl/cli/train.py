@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from asrl.checkpoint import find_checkpoint, load_checkpoint
-from asrl.cli.build import build_evaluator, load_dataset, load_model, start_tracker, unused_run_dir
+from asrl.cli.build import build_evaluator, load_dataset, load_model, start_accelerator, start_tracker, unused_run_dir
 from asrl.cli.compose import check_command_line, resumed_config
 from asrl.cli.summary import compare, print_summary, training_figures, write_summary
 from asrl.config import CONFIG_DIRECTORY, check_combinations
@@ -53,7 +53,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     if config.resume:
         config = resumed_config(config.resume, HydraConfig.get().overrides.task)
     check_combinations(config)
-    accelerator = Accelerator(mixed_precision=config.trainer.mixed_precision)
+    accelerator = start_accelerator(config.trainer.mixed_precision)
     trainer = build_trainer(config, accelerator)
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, trainer.stop)

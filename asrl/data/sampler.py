@@ -1,5 +1,6 @@
 """This module is the only place that decides which rows make up a batch, in which order and on which rank."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class RepeatSampler:
         seed: Seed of the permutations.
         drop_last: Drop an epoch's incomplete last batch instead of filling it from the next epoch.
         start: Position of the first batch that iteration yields.
-        num_batches: Batches of the whole run, at which iteration ends; None means that it never does.
+        num_batches: Batches that iteration yields, counted from ``start``; None means that it never ends.
 
     Example:
         Two utterances a batch, two rows each, two steps on two ranks (rows are named utterance.replica)::
@@ -132,10 +133,10 @@ class RepeatSampler:
         return rows
 
     def __iter__(self) -> Iterator[list[Row]]:
-        position = self.start
-        while self.num_batches is None or position < self.num_batches:
+        for position in itertools.count(self.start):
+            if self.num_batches is not None and position >= self.start + self.num_batches:
+                return
             yield self.batch(position)
-            position += 1
 
     def _row(self, position: int, row_index: int) -> Row:
         slot, replica = divmod(row_index, self.num_generations)

@@ -82,8 +82,9 @@ class PromptTemplate:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Turn completion tokens into text; special tokens and ids beyond the vocabulary leave nothing."""
-        known = [token for token in tokens if token < len(self.tokenizer)]
-        return self.tokenizer.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
 
 def build_prompt(tokenizer: PreTrainedTokenizerBase) -> PromptTemplate:

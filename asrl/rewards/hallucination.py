@@ -95,7 +95,7 @@ def loop_share(hypothesis: str, reference: str) -> float:
         if is_known_loop[start:end].all():  # a period that is a multiple of one already found
             continue
         copies = (end - start) // period
-        allowed = _copies_in(allowed_text, text[start : start + period], at_most=2)
+        allowed = _copies_in(allowed_text, text[start : start + period], at_most=copies)
         if copies - allowed >= _SURPLUS_COPIES:
             is_known_loop[start:end] = True
             is_surplus[start + allowed * period : end] = True

@@ -51,8 +51,8 @@ def test_interval_of_a_binomial():
 
 
 def test_a_resample_divides_by_its_own_units():
-    # One error more in the utterance of 1 unit, none in the one of 99. A resample takes the first twice (2/2), once
-    # (1/100) or not at all (0), with chances 1/4, 1/2, 1/4: the outer 2.5 % are 0 and 1.
+    # One error more in the utterance of 1 unit, none in that of 99. A resample takes the first twice (2/2),
+    # once (1/100) or not at all (0), with chances 1/4, 1/2, 1/4: the outer 2.5 % are 0 and 1.
     interval = paired_bootstrap([counts(0, 1), counts(9, 99)], [counts(1, 1), counts(9, 99)])
     assert interval == BootstrapInterval(difference=0.01, low=0.0, high=1.0)
 

@@ -97,7 +97,7 @@ def loaded(dataset, num_workers, start=0):
         rank=0,
         seed=0,
         start=start,
-        num_batches=6,
+        num_batches=6 - start,
     )
     return list(make_loader(dataset, sampler, num_workers=num_workers))
 

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asrl.data.sampler import RepeatSampler, Row, permute, plain_batches
@@ -91,7 +91,7 @@ def test_a_batch_larger_than_the_manifest_wraps():
 
 
 def test_iteration_starts_and_ends_where_it_is_told():
-    assert list(make(start=3, num_batches=5)) == [make().batch(3), make().batch(4)]
+    assert list(make(start=3, num_batches=2)) == [make().batch(3), make().batch(4)]
     assert list(itertools.islice(make(), 2)) == [make().batch(0), make().batch(1)]
 
 
@@ -122,6 +122,7 @@ def test_the_order_is_the_same_in_every_version():
     assert permute(8, 42, 1).tolist() == [2, 0, 5, 3, 7, 4, 6, 1]
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(sampler=samplers(), epoch=st.integers(0, 2))
 def test_every_epoch_is_a_permutation_repeated(sampler, epoch):
     sampler = on_one_rank(sampler)
@@ -137,6 +138,7 @@ def test_every_epoch_is_a_permutation_repeated(sampler, epoch):
         assert counts == set(every)
 
 
+@settings(deadline=None)
 @given(sampler=samplers(), position=st.integers(0, 9))
 def test_ranks_together_hold_the_batch_and_every_step(sampler, position):
     whole = on_one_rank(sampler).batch(position)
@@ -148,6 +150,7 @@ def test_ranks_together_hold_the_batch_and_every_step(sampler, position):
         assert rows == whole[step * sampler.rows_per_step : (step + 1) * sampler.rows_per_step]
 
 
+@settings(deadline=None)
 @given(sampler=samplers(), position=st.integers(0, 9))
 def test_groups_hold_each_replica_of_one_utterance(sampler, position):
     whole = on_one_rank(sampler).batch(position)
@@ -157,6 +160,7 @@ def test_groups_hold_each_replica_of_one_utterance(sampler, position):
         assert len({(row.index, row.epoch) for row in group}) == 1
 
 
+@settings(deadline=None)
 @given(sampler=samplers(), position=st.integers(0, 9))
 def test_resuming_yields_the_identical_rest(sampler, position):
     whole = list(itertools.islice(sampler, 12))
