@@ -1,4 +1,4 @@
-"""Reinforcement learning for speech LLMs: ``accelerate launch train.py importance_sampling_level=sequence``."""
+"""Reinforcement learning: ``accelerate launch train.py importance_sampling_level=sequence``."""
 
 from asrl.cli.train import main
 from asrl.errors import exit_with_one_line

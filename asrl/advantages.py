@@ -99,7 +99,7 @@ def group_advantages(
     else:
         std = groups.std(1, keepdim=True) if scale_rewards == "group" else groups.std()
         scaled = centred / (std + STD_OFFSET)
-    return torch.where(has_signal, scaled, 0.0).flatten().to(dtype)
+    return scaled.flatten().to(dtype)
 
 
 def gdpo_advantages(

@@ -10,6 +10,7 @@ A checkpoint is written to a temporary directory, synced and renamed, so that it
 import hashlib
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -116,12 +117,18 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     return sorted((run_dir / "checkpoints").glob("step-*"))
 
 
-def rotate(run_dir: Path, keep: int) -> None:
-    """Delete all but the newest ``keep`` checkpoints and the best one."""
-    best = read_pointer(run_dir, "best")
-    for path in list_checkpoints(run_dir)[:-keep]:
-        if path.name != best:
-            shutil.rmtree(path)
+def rotate(run_dir: Path, keep: int, *, newest: int) -> None:
+    """Delete all but the best checkpoint and ``keep`` others up to step ``newest``.
+
+    Later ones are what a resumed run passed over as damaged: counted among the newest, they would push out
+    intact ones.
+    """
+    best, last = read_pointer(run_dir, "best"), checkpoint_path(run_dir, newest)
+    checkpoints = list_checkpoints(run_dir)
+    damaged = [path for path in checkpoints if path > last]
+    intact = [path for path in checkpoints if path <= last]
+    for path in [*damaged, *(path for path in intact[:-keep] if path.name != best)]:
+        shutil.rmtree(path)
 
 
 def damage(path: Path) -> str | None:
@@ -142,13 +149,20 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint. Nothing in it is unpickled beyond tensors and plain containers.
 
     Raises:
-        UserError: It is damaged.
+        UserError: It is damaged, or holds code.
     """
     if fault := damage(path):
         raise UserError(f"{path}: damaged checkpoint: {fault}")
+    try:
+        optimizer = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{path / 'optimizer.pt'}: holds more than tensors and plain containers; "
+            "this program did not write it, do not trust it"
+        ) from error
     return Checkpoint(
         trainable=load_file(path / "trainable.safetensors"),
-        optimizer=torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True),
+        optimizer=optimizer,
         state=json.loads((path / "state.json").read_text(encoding="utf-8")),
     )
 

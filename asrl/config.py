@@ -1,4 +1,4 @@
-"""This module is the only place that says which settings exist, what they mean and which combinations are refused.
+"""This module is the only place that says which settings exist, what they mean and which are refused.
 
 The dataclasses are the schema that every YAML file and command-line override is checked against.
 """
@@ -14,6 +14,7 @@ from asrl.advantages import ESTIMATORS, SCALES
 from asrl.errors import UserError
 from asrl.losses import LEVELS, LOSS_TYPES
 from asrl.registry import nearest
+from asrl.rollout.engines import ENGINES
 
 CONFIG_DIRECTORY = Path(__file__).resolve().parents[1] / "configs"
 
@@ -22,9 +23,7 @@ CONFIG_DIRECTORY = Path(__file__).resolve().parents[1] / "configs"
 class LoraConfig:
     """Low-rank adapter on the seven linear maps of every decoder layer."""
 
-    start: str = (
-        "merge"  # merge: fold the checkpoint's LoRA, start a fresh one | continue: train the checkpoint's
-    )
+    start: str = "merge"  # merge: fold the checkpoint's LoRA, start a fresh one | continue: train that one
     rank: int = 16
     alpha: float = 32.0
     dropout: float = 0.05
@@ -42,6 +41,7 @@ class ModelConfig:
     train_decoder: str = "lora"  # lora | full | none
     decoder_dtype: str = "float32"  # float32 | bfloat16; of the frozen decoder weights
     gradient_checkpointing: bool = False
+    layout: str = "tree"  # tree: read what transcripts share once | replicas: read every row by itself
 
 
 @dataclass
@@ -59,6 +59,7 @@ class DataConfig:
 class RolloutConfig:
     """How transcripts are drawn."""
 
+    engine: str = "drafted"  # drafted: check guesses, many tokens at once | plain: one token at a time
     temperature: float = 1.0
     top_k: int = 50  # 0: off
     top_p: float = 0.99  # 1.0: off
@@ -93,6 +94,7 @@ class TrainerConfig:
 
     rows_per_device: int = 64  # transcripts in one forward and backward pass of one process
     gradient_accumulation_steps: int = 1
+    max_positions: int | None = None  # of one forward: speech, prompt and transcript tokens, padding included
     max_steps: int = 300  # optimizer steps
     mixed_precision: str = "no"  # no | bf16
     eval_every: int = 100  # optimizer steps between greedy evaluations of data.dev; 0: only before and after
@@ -115,22 +117,22 @@ class LoggerConfig:
 class TrainConfig:
     """A whole reinforcement-learning run."""
 
-    importance_sampling_level: str = "sequence"
-    num_generations: int = 8
+    importance_sampling_level: str = "sequence"  # token: GRPO | sequence: GSPO | sequence_token: GSPO-token
+    num_generations: int = 8  # transcripts drawn per utterance: a group
     loss_type: str = "grpo"
-    beta: float = 0.0
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    delta: float | None = None
-    scale_rewards: str = "group"
+    beta: float = 0.0  # weight of the KL to the reference policy; 0: no reference
+    epsilon: float = 0.2  # importance ratios are clipped below 1 - epsilon
+    epsilon_high: float | None = None  # and above 1 + epsilon_high; null: epsilon
+    delta: float | None = None  # second bound of ratios, where the advantage is negative; null: none
+    scale_rewards: str = "group"  # standard deviation that advantages are divided by: group | batch | none
     advantage_estimator: str = "grpo"
     num_iterations: int = 1  # passes over a batch of rollouts
     steps_per_generation: int = 1  # optimizer steps that a batch of rollouts is cut into
-    old_logps: str = "recompute"
-    reference: str = "adapter_off"
-    dropout: bool = True
+    old_logps: str = "recompute"  # recompute: scored before the first update | detach: of the update itself
+    reference: str = "adapter_off"  # the same network without its adapter
+    dropout: bool = True  # every dropout of the network, at the rates of the checkpoint
     seed: int = 42
-    run_dir: str = "runs/${importance_sampling_level}-seed${seed}"
+    run_dir: str = "runs/${importance_sampling_level}-seed${seed}"  # -2, -3, ... is appended if it exists
     resume: str | None = None  # directory of the run to go on with
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -145,7 +147,7 @@ class TrainConfig:
 class CtcConfig:
     """Weights of the CTC losses that help supervised training of a small model align."""
 
-    encoder: float = 0.0
+    encoder: float = 0.0  # 0: no such loss
     projector: float = 0.0
 
 
@@ -192,9 +194,11 @@ CHOICES = {
     "loss_type": LOSS_TYPES,
     "scale_rewards": SCALES,
     "advantage_estimator": ESTIMATORS,
-    "old_logps": ("recompute", "detach"),
-    "reference": ("adapter_off",),
+    "old_logps": ("recompute", "same_masks", "rollout", "detach"),
+    "reference": ("adapter_off", "frozen"),
     "model.length_rule": ("stride", "arith"),
+    "model.layout": ("tree", "replicas"),
+    "rollout.engine": tuple(ENGINES),
     "model.lora.start": ("merge", "continue"),
     "model.train_decoder": ("lora", "full", "none"),
     "model.decoder_dtype": ("float32", "bfloat16"),
@@ -245,7 +249,8 @@ def check_values(config: DictConfig) -> None:
         value = OmegaConf.select(config, key)
         if value is not None and not (low < value <= high or (includes_low and value == low)):
             raise UserError(
-                f"{key} must be {'at least' if includes_low else 'above'} {low} and at most {high}, got {value}"
+                f"{key} must be {'at least' if includes_low else 'above'} {low} "
+                f"and at most {high}, got {value}"
             )
 
 
@@ -258,8 +263,13 @@ def check_combinations(config: DictConfig) -> None:
     updates_per_batch = config.num_iterations * config.steps_per_generation
     if config.old_logps == "detach" and updates_per_batch > 1:
         raise UserError(
-            "old_logps=detach needs one update per batch of rollouts, but num_iterations * steps_per_generation "
-            f"= {updates_per_batch}; use old_logps=recompute"
+            "old_logps=detach needs one update per batch of rollouts, but num_iterations * "
+            f"steps_per_generation = {updates_per_batch}; use old_logps=recompute"
+        )
+    if config.old_logps == "rollout" and config.dropout:
+        raise UserError(
+            "old_logps=rollout compares with log-probs drawn without dropout, but dropout=true; "
+            "use dropout=false or old_logps=same_masks"
         )
     if config.beta > 0 and config.reference == "adapter_off":
         if config.model.train_decoder != "lora":
@@ -269,8 +279,8 @@ def check_combinations(config: DictConfig) -> None:
             )
         if config.model.lora.start == "continue":
             raise UserError(
-                "reference=adapter_off with model.lora.start=continue would compare with the raw language model, "
-                "not with the starting policy; use model.lora.start=merge or beta=0"
+                "reference=adapter_off with model.lora.start=continue would compare with the raw language "
+                "model, not with the starting policy; use model.lora.start=merge or beta=0"
             )
     if config.epsilon_high is not None and config.epsilon_high <= 0:
         raise UserError(

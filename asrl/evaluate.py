@@ -84,7 +84,10 @@ def total_counts(transcriptions: Iterable[Transcription]) -> ErrorCounts:
 
 
 def summarise(transcriptions: Sequence[Transcription]) -> dict[str, float]:
-    """Corpus-level rates. Substitutions, deletions and insertions are shares of the reference's units, like ``cer``."""
+    """Corpus-level rates.
+
+    Substitutions, deletions and insertions are shares of the reference's units, like ``cer``.
+    """
     counts = total_counts(transcriptions)
     num_reference, num_rows = max(counts.num_reference_tokens, 1), len(transcriptions)
     loops = [loop_share(t.hypothesis, t.transcript) > 0 for t in transcriptions]

@@ -11,7 +11,8 @@ from asrl.data.dataset import SpeechDataset, make_loader
 from asrl.data.sampler import plain_batches
 from asrl.evaluate import Decoded, Transcription, summarise, transcribe, write_transcriptions
 from asrl.models.speech_llm import SpeechLLM
-from asrl.rollout.plain import SamplingSettings, generate
+from asrl.rollout.drafted import generate
+from asrl.rollout.settings import SamplingSettings
 from asrl.types import SpeechBatch, on_device
 
 
@@ -48,7 +49,7 @@ class Evaluator:
         self.run_dir = run_dir
 
     def run(self, split: str, mode: str, *, step: int) -> dict[str, float]:
-        """Transcribe one set in one way; write the transcriptions and return rates as ``<split>_<mode>/<rate>``."""
+        """Transcribe one set in one way and write the transcriptions; return ``<split>_<mode>/<rate>``."""
         transcriptions = self.transcribe(split, mode)
         if self.accelerator.is_main_process:
             write_transcriptions(self.path(split, mode, step), transcriptions)
@@ -65,7 +66,7 @@ class Evaluator:
         return self.run_dir / "evaluations" / f"{split}-{mode}-{step:08d}.jsonl"
 
     def transcribe(self, split: str, mode: str) -> list[Transcription]:
-        """Transcribe one set, shared among the ranks; every rank gets all transcriptions in manifest order."""
+        """Transcribe one set, shared among the ranks; each gets all transcriptions in manifest order."""
         dataset, settings = self.datasets[split], self.settings[mode]
 
         def decode(batch: SpeechBatch) -> Decoded:

@@ -34,29 +34,36 @@ class Experience:
     old_logps: Float[Tensor, "n l"] | None = None
     ref_logps: Float[Tensor, "n l"] | None = None
 
-    def rows(self, start: int, stop: int) -> "Experience":
-        """Rows ``start`` to ``stop``, as wide as the longest of them."""
-        part = slice(start, stop)
+    def transcripts(self) -> list[list[int]]:
+        """Tokens of every row, without padding."""
+        rows = zip(self.completions.tokens.tolist(), self.completions.mask.sum(1).tolist(), strict=True)
+        return [tokens[:num_tokens] for tokens, num_tokens in rows]
+
+    def select(self, rows: Int[Tensor, " r"]) -> "Experience":
+        """The rows of these numbers, as wide as the longest of them."""
         completions = self.completions
-        num_tokens = int(completions.mask[part].sum(1).max())
-        tokens = (part, slice(num_tokens))
+        width = int(completions.mask[rows].sum(1).max())
+
+        def cut(values: Tensor) -> Tensor:
+            return values[rows, :width]
+
         return Experience(
             batch=replace(
                 self.batch,
-                row_utterance=self.batch.row_utterance[part],
-                row_index=self.batch.row_index[part],
-                replica=self.batch.replica[part],
-                epoch=self.batch.epoch[part],
+                row_utterance=self.batch.row_utterance[rows],
+                row_index=self.batch.row_index[rows],
+                replica=self.batch.replica[rows],
+                epoch=self.batch.epoch[rows],
             ),
             completions=Completions(
-                tokens=completions.tokens[tokens],
-                mask=completions.mask[tokens],
-                is_finished=completions.is_finished[part],
-                sampling_logps=completions.sampling_logps[tokens],
+                tokens=cut(completions.tokens),
+                mask=cut(completions.mask),
+                is_finished=completions.is_finished[rows],
+                sampling_logps=cut(completions.sampling_logps),
             ),
-            advantages=self.advantages[part],
-            old_logps=None if self.old_logps is None else self.old_logps[tokens],
-            ref_logps=None if self.ref_logps is None else self.ref_logps[tokens],
+            advantages=self.advantages[rows],
+            old_logps=None if self.old_logps is None else cut(self.old_logps),
+            ref_logps=None if self.ref_logps is None else cut(self.ref_logps),
         )
 
 
@@ -74,7 +81,7 @@ def score(
 
 
 def gather_in_order(values: Tensor, row_index: Int[Tensor, " n"], gather: Gather) -> Tensor:
-    """Collect the rows of all ranks and sort them by their place in the batch, so that groups are contiguous."""
+    """Collect the rows of all ranks, sorted by their place in the batch so that groups are contiguous."""
     return gather(values)[gather(row_index).argsort()]
 
 

@@ -1,6 +1,7 @@
 """This module is the only place that sets up optimizers and schedules and saves their state."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,25 @@ def learning_rates(optimizer: Optimizer) -> dict[str, float]:
     return {f"learning_rate/{group['part']}": group["lr"] for group in optimizer.param_groups}
 
 
+def copy_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the trained weights as they are now, by name."""
+    return {name: parameter.detach().clone() for name, parameter in trainable_parameters(model).items()}
+
+
+@contextmanager
+def swapped_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Run the model with other values of its trained weights; its own come back, also when the body raises."""
+    parameters = trainable_parameters(model)
+    own = {name: parameter.data for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.data = weights[name]
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = own[name]
+
+
 @torch.no_grad()
 def load_parameters(model: nn.Module, weights: Mapping[str, Tensor], *, place: str) -> None:
     """Copy trained weights into the model.
@@ -79,11 +99,11 @@ def load_parameters(model: nn.Module, weights: Mapping[str, Tensor], *, place: s
     parameters = trainable_parameters(model)
     if odd := sorted(parameters.keys() ^ weights.keys()):
         raise UserError(
-            f"{place}: holds other trained weights than this configuration trains: {odd[0]} and {len(odd) - 1} more"
+            f"{place}: holds other trained weights than this configuration trains: "
+            f"{odd[0]} and {len(odd) - 1} more"
         )
     for name, parameter in parameters.items():
         if parameter.shape != weights[name].shape:
-            raise UserError(
-                f"{place}: {name} has shape {list(weights[name].shape)}, this configuration needs {list(parameter.shape)}"
-            )
+            found, needed = list(weights[name].shape), list(parameter.shape)
+            raise UserError(f"{place}: {name} has shape {found}, this configuration needs {needed}")
         parameter.copy_(weights[name])

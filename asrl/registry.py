@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
-    """Word the closest candidates as a suggestion, ``; did you mean 'beta'?``; list a few if none is close."""
+    """Word the closest candidates as a suggestion, ``; did you mean 'beta'?``; list few if none is close."""
     known = sorted(candidates)
     close = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
     if close:

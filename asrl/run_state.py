@@ -1,11 +1,11 @@
-"""This module is the only place that says what a reinforcement-learning run consists of, and saves and restores it."""
+"""This module is the only place that says what a run consists of, and saves and restores it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -15,7 +15,8 @@ from asrl.evaluator import Evaluator
 from asrl.models.speech_llm import SpeechLLM
 from asrl.optimization import load_parameters, trainable_parameters
 from asrl.rewards.base import WeightedReward
-from asrl.rollout.plain import SamplingSettings
+from asrl.rollout.engines import Generate
+from asrl.rollout.settings import SamplingSettings
 from asrl.tracking import Tracker
 
 
@@ -30,7 +31,9 @@ class Parts:
         schedule: Of the learning rates, one step per optimizer step.
         loader: Batches of rollouts, from the run's position on.
         rewards: By name.
+        generate: Rollout engine.
         sampling: Distribution of the rollouts.
+        starting_weights: Trained weights as they were at the start of the run, for ``reference=frozen``.
         evaluator: Holds the held-out sets.
         tracker: On the main process only.
         accelerator: Runs it all.
@@ -43,7 +46,9 @@ class Parts:
     schedule: LRScheduler
     loader: SpeechLoader
     rewards: Mapping[str, WeightedReward]
+    generate: Generate
     sampling: SamplingSettings
+    starting_weights: Mapping[str, Tensor]
     evaluator: Evaluator
     tracker: Tracker | None
     accelerator: Accelerator
@@ -86,7 +91,7 @@ def save_run(parts: Parts, progress: Progress, *, keep: int, is_best: bool) -> N
         path = save_checkpoint(parts.run_dir, progress.step, checkpoint)
         if is_best:
             write_pointer(parts.run_dir, "best", path.name)
-        rotate(parts.run_dir, keep)
+        rotate(parts.run_dir, keep, newest=progress.step)
     parts.accelerator.wait_for_everyone()
 
 

@@ -80,7 +80,20 @@ def draw(
     top_k: int,
     top_p: float,
 ) -> Int[Tensor, " n"]:
-    """Draw one token per row from the filtered distribution by inverse CDF; at temperature 0 the argmax.
+    """Draw one token per row; see ``draw_each``."""
+    drawn = draw_each(logits, uniforms[:, None], temperature=temperature, top_k=top_k, top_p=top_p)
+    return drawn[:, 0]
+
+
+def draw_each(
+    logits: Float[Tensor, "n v"],
+    uniforms: Float64[Tensor, "n g"],
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+) -> Int[Tensor, "n g"]:
+    """Draw tokens from each row's filtered distribution by inverse CDF; at temperature 0 the argmax.
 
     The CDF runs over the candidates in order of their ids, not of their probabilities: a rounding error in
     the logits can swap two ranks but moves a boundary between ids by no more than itself, so that two engines
@@ -88,15 +101,15 @@ def draw(
 
     Args:
         logits: Of the next token.
-        uniforms: One number in [0, 1) per row.
+        uniforms: Numbers in [0, 1), one per token to draw.
         temperature: 0 or positive.
         top_k: See ``filtered_distribution``.
         top_p: See ``filtered_distribution``.
     """
     if temperature == 0:
-        return _most_probable(logits, 1)[:, 0]
+        return _most_probable(logits, 1).expand_as(uniforms)
     rows = max(1, MAX_LOGITS_AT_ONCE // logits.shape[1])
-    drawn = torch.empty(len(logits), dtype=torch.long, device=logits.device)
+    drawn = torch.empty(uniforms.shape, dtype=torch.long, device=logits.device)
     for start in range(0, len(logits), rows):
         part = slice(start, start + rows)
         candidates = filtered_distribution(logits[part], temperature=temperature, top_k=top_k, top_p=top_p)
@@ -113,6 +126,15 @@ def sampling_logps(
     """
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / (temperature or 1.0)
     return scaled.gather(1, tokens[:, None])[:, 0] - scaled.logsumexp(1)
+
+
+def place_logps(
+    logits: Float[Tensor, "n v"], places: Int[Tensor, " q"], tokens: Int[Tensor, " q"], temperature: float
+) -> Float[Tensor, " q"]:
+    """``sampling_logps`` of several tokens at the same place: ``logits[places]`` without the copies."""
+    scale = temperature or 1.0
+    normaliser = (logits / scale).logsumexp(1)
+    return logits[places, tokens] / scale - normaliser[places]
 
 
 def _most_probable(logits: Tensor, num: int) -> Tensor:
@@ -144,6 +166,6 @@ def _invert(candidates: Candidates, uniforms: Tensor) -> Tensor:
     total = cdf[:, -1:]
     # Strictly below the total, and right=True finds the first entry strictly above: the entry found has
     # raised the sum, so its probability is not 0, however the sum was rounded.
-    threshold = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    threshold = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     position = torch.searchsorted(cdf, threshold, right=True)
-    return candidates.tokens.gather(1, position.clamp(max=cdf.shape[1] - 1))[:, 0]
+    return candidates.tokens.gather(1, position.clamp(max=cdf.shape[1] - 1))

@@ -1,4 +1,4 @@
-"""This module is the only place that trains on transcripts as they are written: cross-entropy, helped by CTC."""
+"""This module is the only place that trains on written transcripts: cross-entropy, helped by CTC."""
 
 import shutil
 from dataclasses import dataclass
@@ -64,9 +64,9 @@ def ctc_loss(
 class SupervisedModel(nn.Module):
     """A speech LLM and the losses of supervised training.
 
-    Two CTC losses make a small model align speech and text early: one through a head of its own on the encoder, one
-    on the speech embeddings with the decoder's token embeddings as classifier, so that each embedding moves towards
-    the token spoken there. The padding token is the blank: no transcript contains it.
+    Two CTC losses make a small model align speech and text early: one through a head of its own on the
+    encoder, one on the speech embeddings with the decoder's token embeddings as classifier, so that each
+    embedding moves towards the token spoken there. The padding token is the blank: no transcript contains it.
 
     Args:
         model: Trained in place.
@@ -172,7 +172,8 @@ class SupervisedTrainer:
         if not torch.isfinite(norm):
             keys = ", ".join(utterance.key for utterance in batch.utterances)
             raise UserError(
-                f"step {step}: the gradient is not finite; utterances of this rank: {keys}; lower optim.learning_rate"
+                f"step {step}: the gradient is not finite; utterances of this rank: {keys}; "
+                "lower optim.learning_rate"
             )
         parts.optimizer.step()
         parts.schedule.step()

@@ -63,7 +63,7 @@ class WandbRun:
         self._run.log({key: value for key, value in record.items() if value is not None}, step=record["step"])
 
     def log_table(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Log drawn transcripts under a key of their own: a table logged twice under one key is overwritten."""
+        """Log drawn transcripts under a key of their own: wandb overwrites a table logged twice."""
         columns = list(rows[0])
         table = self._table(columns=columns, data=[[row[column] for column in columns] for row in rows])
         self._run.log({f"completions/step_{step:06d}": table}, step=step)
@@ -73,7 +73,7 @@ class WandbRun:
 
 
 class Tracker:
-    """Writes metrics.jsonl, timings.jsonl and completions.jsonl, the progress bar, and wandb if there is a run.
+    """Writes metrics.jsonl, timings.jsonl and completions.jsonl, the progress bar, and wandb if it is on.
 
     ``metrics.jsonl`` holds nothing that depends on the clock, so a resumed run writes the very same lines.
     """

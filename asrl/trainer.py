@@ -2,25 +2,28 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from accelerate.utils import gather_object
+from jaxtyping import Float, Int
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import Tensor
 
 from asrl.errors import UserError
 from asrl.experience import Experience, group_relative, score
 from asrl.losses import LossOutput, Metric, aggregation_weights, mean_metric, policy_loss
-from asrl.optimization import learning_rates
+from asrl.micro_batches import cut_rows, replica_positions, rows_with_signal, tree_positions
+from asrl.optimization import learning_rates, swapped_parameters
 from asrl.reports import reduce_metrics, rollout_metrics, transcript_rows
-from asrl.rollout.plain import generate
 from asrl.run_state import Parts, Progress, save_run
 from asrl.sampling import stable_hash
 from asrl.tracking import Clock, timed
 from asrl.types import Completions, SpeechBatch, TokenScores, on_device
+
+POSITIONS = {"tree": tree_positions, "replicas": replica_positions}
 
 
 class Trainer:
@@ -49,10 +52,10 @@ class Trainer:
         """Ask for an end after this batch, with a checkpoint; usable as a signal handler."""
         self.is_asked_to_stop = True
 
-    # ---- one batch -------------------------------------------------------------------------------------------
+    # ---- one batch -----------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[SpeechBatch]:
-        """The batches left, each with dropout seeded by (seed, batch, rank), so that a resumed run repeats it."""
+        """The batches left, each with dropout seeded by (seed, batch, rank): a resumed run repeats it."""
         device, rank = self.parts.accelerator.device, self.parts.accelerator.process_index
         batches = iter(self.parts.loader)
         while self.progress.position < self.num_batches and not self.is_stopping:
@@ -64,7 +67,7 @@ class Trainer:
     @timed("rollout")
     def rollout(self, batch: SpeechBatch) -> Completions:
         """Draw one transcript per row."""
-        return generate(self.parts.model, batch, self.parts.sampling)
+        return self.parts.generate(self.parts.model, batch, self.parts.sampling)
 
     def collect(self, batch: SpeechBatch, completions: Completions) -> Experience:
         """Score the transcripts and fix what the updates compare with."""
@@ -100,7 +103,7 @@ class Trainer:
 
     @timed("report")
     def report(self, experience: Experience, values: Float[Tensor, "n k"], hypotheses: list[str]) -> None:
-        """Keep the statistics of the rollouts for the next line of metrics, and write some transcripts down."""
+        """Keep the rollouts' statistics for the next line of metrics, and some transcripts."""
         self.rollout_metrics = rollout_metrics(
             experience,
             values,
@@ -113,23 +116,42 @@ class Trainer:
 
     @timed("old")
     def old_logps(self, experience: Experience) -> Float[Tensor, "n l"] | None:
-        """Log-probs before the first update, with dropout masks of their own; None: taken from the update itself."""
-        return self.frozen_logps(experience) if self.config.old_logps == "recompute" else None
+        """Log-probs before the first update on these rows; None: those of the update itself."""
+        match self.config.old_logps:
+            case "recompute" | "same_masks":
+                return self.frozen_logps(experience)
+            case "rollout":
+                return experience.completions.sampling_logps
+        return None
 
     @timed("ref")
     def ref_logps(self, experience: Experience) -> Float[Tensor, "n l"] | None:
-        """Log-probs of the same network without its adapter."""
-        return self.frozen_logps(experience, with_adapter=False) if self.config.beta else None
+        """Log-probs under the reference policy."""
+        if not self.config.beta:
+            return None
+        if self.config.reference == "adapter_off":
+            return self.frozen_logps(experience, with_adapter=False)
+        with swapped_parameters(self.parts.model, self.parts.starting_weights):
+            return self.frozen_logps(experience)
 
     @torch.no_grad()
     def frozen_logps(self, experience: Experience, *, with_adapter: bool = True) -> Float[Tensor, "n l"]:
-        """Score all rows without gradient, a micro-batch at a time."""
-        width = experience.completions.mask.shape[1]
-        scores = [self.forward(rows, with_adapter=with_adapter) for rows in self.micro_batches(experience)]
-        return torch.cat([nn.functional.pad(s.logps, (0, width - s.logps.shape[1])) for s in scores])
+        """Score rows without gradient, in the micro-batches of the updates; 0 for rows that no update uses."""
+        logps = torch.zeros_like(experience.completions.sampling_logps)
+        for step_rows in self.step_rows(len(logps)):
+            for rows in self.cut(experience, step_rows):
+                scores = self.forward(experience.select(rows), with_adapter=with_adapter)
+                logps[rows, : scores.logps.shape[1]] = scores.logps
+        return logps
 
     def forward(self, rows: Experience, *, with_adapter: bool = True) -> TokenScores:
-        """Score rows with the current weights."""
+        """Score rows with the current weights.
+
+        With ``old_logps=same_masks`` the dropout masks of a micro-batch are the same each time it is scored.
+        """
+        if self.config.old_logps == "same_masks":
+            first_row = int(rows.batch.row_index[0])
+            torch.manual_seed(stable_hash(self.config.seed, "masks", self.progress.position, first_row))
         completions = rows.completions
         return self.parts.policy(
             rows.batch,
@@ -139,25 +161,49 @@ class Trainer:
             with_adapter=with_adapter,
         )
 
-    # ---- one optimizer step ----------------------------------------------------------------------------------
+    # ---- one optimizer step --------------------------------------------------------------------------------
+
+    def step_rows(self, num_rows: int) -> Sequence[Int[Tensor, " r"]]:
+        """Numbers of this rank's rows of each optimizer step on a batch."""
+        rows = torch.arange(num_rows, device=self.parts.accelerator.device)
+        return rows.chunk(self.config.steps_per_generation)
 
     def optimizer_steps(self, experience: Experience) -> Iterator[Experience]:
         """The rows of every optimizer step on this batch: its parts in turn, ``num_iterations`` times."""
-        trainer = self.config.trainer
-        size = trainer.rows_per_device * trainer.gradient_accumulation_steps
         for _ in range(self.config.num_iterations):
-            for start in range(0, self.config.steps_per_generation * size, size):
-                yield experience.rows(start, start + size)
+            for rows in self.step_rows(len(experience.advantages)):
+                yield experience.select(rows)
 
-    def micro_batches(self, rows: Experience) -> list[Experience]:
-        """Cut rows into what fits one forward and backward pass."""
-        size = self.config.trainer.rows_per_device
-        return [rows.rows(start, start + size) for start in range(0, len(rows.advantages), size)]
+    def cut(self, experience: Experience, rows: Int[Tensor, " r"]) -> list[Int[Tensor, " r"]]:
+        """Cut rows into what fits one forward and backward pass, without rows that have no gradient.
+
+        A rank whose rows all have none keeps the first, so that it joins the collectives of the others.
+        """
+        if not self.config.beta:
+            has_signal = rows_with_signal(experience.advantages[rows], experience.batch.row_utterance[rows])
+            rows = rows[has_signal] if has_signal.any() else rows[:1]
+        selected = experience.select(rows)
+        count = POSITIONS[self.config.model.layout](
+            selected.transcripts(),
+            selected.batch.row_utterance.tolist(),
+            self.parts.model.count_prompt(selected.batch.num_frames).tolist(),
+        )
+        parts = cut_rows(
+            selected.batch.row_utterance.tolist(),
+            max_rows=self.config.trainer.rows_per_device,
+            max_positions=self.config.trainer.max_positions,
+            count=count,
+        )
+        return [rows[torch.tensor(part, device=rows.device)] for part in parts]
 
     @timed("update")
     def update(self, rows: Experience) -> None:
-        """One optimizer step. Token weights are normalised over all ranks, so micro-batches and ranks just add up."""
-        micro_batches = self.micro_batches(rows)
+        """One optimizer step.
+
+        Token weights are normalised over all ranks, so micro-batches and ranks just add up.
+        """
+        everything = torch.arange(len(rows.advantages), device=self.parts.accelerator.device)
+        micro_batches = [rows.select(part) for part in self.cut(rows, everything)]
         num_rows, num_tokens = self.count(rows)
         metrics: dict[str, Metric] = {}
         loss = torch.zeros((), device=self.parts.accelerator.device)
@@ -243,20 +289,22 @@ class Trainer:
         self.progress.num_nonfinite += 1
         if self.config.trainer.on_nonfinite == "stop":
             raise UserError(
-                f"step {step}: the loss ({loss}) or the gradient norm ({norm}) is not finite; rows dumped to {dump}; "
-                "lower optim.learning_rate, or set trainer.on_nonfinite=skip"
+                f"step {step}: the loss ({loss}) or the gradient norm ({norm}) is not finite; "
+                f"rows dumped to {dump}; lower optim.learning_rate, or set trainer.on_nonfinite=skip"
             )
 
     def log(self, metrics: dict[str, float]) -> None:
         """Write one line of metrics; the first step on a batch also reports its rollouts."""
         timings = self.clock.read()
+        is_due = self.is_due(self.config.logger.completions_every, 1)
+        transcripts = gather_object(self.transcripts) if is_due else []
         if self.parts.tracker:
             self.parts.tracker.step(self.progress.step, self.rollout_metrics | metrics, timings)
-            if self.is_due(self.config.logger.completions_every, 1):
-                self.parts.tracker.transcripts(self.progress.step, self.transcripts)
+            if transcripts:
+                self.parts.tracker.transcripts(self.progress.step, transcripts)
         self.rollout_metrics = {}
 
-    # ---- between batches -------------------------------------------------------------------------------------
+    # ---- between batches -----------------------------------------------------------------------------------
 
     def is_due(self, every: int, num_steps: int) -> bool:
         """Whether a multiple of ``every`` lies within the last ``num_steps`` optimizer steps."""

@@ -29,7 +29,8 @@ class SpeechBatch:
         features: Log-mel features after CMVN, zero padded on the right.
         num_frames: Valid frames of each utterance.
         row_utterance: Position in ``utterances`` of each row.
-        row_index: Position of each row in the batch over all ranks; ``row_index // num_generations`` is its group.
+        row_index: Position of each row in the batch over all ranks; ``row_index // num_generations`` is its
+            group.
         replica: Which of its utterance's ``num_generations`` transcripts the row is; seeds the rollout noise.
         epoch: Pass over the data set that the row belongs to; seeds the rollout noise.
     """
@@ -72,7 +73,7 @@ class Completions:
         tokens: Token ids; arbitrary where ``mask`` is False.
         mask: True at the completion's tokens, its end token included.
         is_finished: The row ended with the end token rather than at the token limit.
-        sampling_logps: Log-probs at the rollout's temperature, unfiltered, in nats; 0 where ``mask`` is False.
+        sampling_logps: Log-probs at the rollout's temperature, unfiltered, in nats; 0 where not ``mask``.
 
     Example:
         Two rows, the second cut at the limit of three tokens (9 is the end token)::

@@ -17,7 +17,7 @@ DATA = Path(__file__).parent / "data"
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    import torch
+    import torch  # noqa: PLC0415 (after the environment is set)
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

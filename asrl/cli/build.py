@@ -8,7 +8,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LRScheduler
 
 from asrl.config import plain
 from asrl.data.dataset import SpeechDataset
@@ -17,14 +19,18 @@ from asrl.data.manifest import read_manifest
 from asrl.evaluator import Evaluator
 from asrl.models.firered import load_firered
 from asrl.models.speech_llm import SpeechLLM, set_dropout, set_trainable
-from asrl.rollout.plain import SamplingSettings
+from asrl.optimization import build_optimizer, build_schedule
+from asrl.rollout.settings import SamplingSettings
 from asrl.tracking import Tracker, WandbRun
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def start_accelerator(mixed_precision: str = "no") -> Accelerator:
-    """Join the process group, if there is one. Without a GPU, ranks find each other only if told to use the CPU."""
+    """Join the process group, if there is one.
+
+    Without a GPU, ranks find each other only if told to use the CPU.
+    """
     return Accelerator(mixed_precision=mixed_precision, cpu=not torch.accelerator.is_available())
 
 
@@ -44,9 +50,24 @@ def load_model(config: DictConfig, *, dropout: bool) -> SpeechLLM:
         model, encoder=config.train_encoder, projector=config.train_projector, decoder=config.train_decoder
     )
     set_dropout(model, dropout)
+    model.layout = config.layout
     if config.gradient_checkpointing:
         model.enable_gradient_checkpointing()
     return model
+
+
+def build_optimization(model: nn.Module, config: DictConfig, *, num_steps: int) -> tuple[AdamW, LRScheduler]:
+    """Open the optimizer and its schedule."""
+    optimizer = build_optimizer(
+        model,
+        config.learning_rate,
+        weight_decay=config.weight_decay,
+        betas=(config.beta1, config.beta2),
+    )
+    schedule = build_schedule(
+        optimizer, config.schedule, num_warmup_steps=config.num_warmup_steps, num_steps=num_steps
+    )
+    return optimizer, schedule
 
 
 def load_dataset(

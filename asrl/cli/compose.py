@@ -40,7 +40,8 @@ def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
             # Merged into the schema once more: `+key=value` would otherwise add anything.
             config = OmegaConf.merge(OmegaConf.structured(SCHEMAS[name]), composed)
         except (HydraException, OmegaConfBaseException, ValueError) as error:
-            raise UserError(_explain(error, list(known_keys(compose(name))))) from error
+            groups = [path.name for path in CONFIG_DIRECTORY.iterdir() if path.is_dir()]
+            raise UserError(_explain(error, [*groups, *known_keys(compose(name))])) from error
     check_values(config)
     return config
 
@@ -59,7 +60,8 @@ def _explain(error: Exception, keys: list[str]) -> str:
         return f"unknown setting {match[1]!r}{nearest(match[1], keys)}"
     if match := re.search(r"Could not find '([^']+)/([^']+)'", text):
         options = [path.stem for path in (CONFIG_DIRECTORY / match[1]).glob("*.yaml")]
-        return f"{match[1]}={match[2]}: there is no configs/{match[1]}/{match[2]}.yaml{nearest(match[2], options)}"
+        file = f"configs/{match[1]}/{match[2]}.yaml"
+        return f"{match[1]}={match[2]}: there is no {file}{nearest(match[2], options)}"
     if match := re.search(r"^(.*?)\n\s+full_key: (\S+)", messages[-1], re.DOTALL):
         return f"{match[2]}: {match[1].splitlines()[0]}"
     return " ".join(messages[-1].split())

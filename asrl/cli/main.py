@@ -29,7 +29,7 @@ def main() -> None:
 def _load(command: str) -> None:
     # Imported here: `asrl --help` should not wait for torch.
     if command == "train":
-        from asrl.cli.train import main as run
+        from asrl.cli.train import main as run  # noqa: PLC0415
     else:
-        from asrl.cli.sft import main as run
+        from asrl.cli.sft import main as run  # noqa: PLC0415
     run()

@@ -7,20 +7,31 @@ import torch
 from accelerate import Accelerator
 from omegaconf import DictConfig
 
-from asrl.cli.build import build_evaluator, load_dataset, load_model, start_accelerator, start_tracker, unused_run_dir
+from asrl.cli.build import (
+    build_evaluator,
+    build_optimization,
+    load_dataset,
+    load_model,
+    start_accelerator,
+    start_tracker,
+    unused_run_dir,
+)
 from asrl.cli.compose import check_command_line
+from asrl.cli.describe import describe
 from asrl.config import CONFIG_DIRECTORY
 from asrl.data.augment import SpecAugment
 from asrl.data.dataset import SpeechDataset, make_loader
 from asrl.data.sampler import RepeatSampler
 from asrl.errors import exit_with_one_line
-from asrl.optimization import build_optimizer, build_schedule
-from asrl.rollout.plain import greedy
+from asrl.rollout.settings import greedy
 from asrl.sft import SupervisedModel, SupervisedParts, SupervisedTrainer
 
 
 def main() -> None:
     """Entry point of ``asrl sft``."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(describe("sft", sys.argv[1:]))
+        return
     check_command_line("sft", sys.argv[1:])
     hydra.main(version_base="1.3", config_path=str(CONFIG_DIRECTORY), config_name="sft")(_job)()
 
@@ -40,18 +51,7 @@ def run(config: DictConfig) -> None:
     sampler = _batches(config, dataset, accelerator)
     run_dir = unused_run_dir(config.run_dir, accelerator)
     policy = SupervisedModel(model, encoder_ctc=config.ctc.encoder, projector_ctc=config.ctc.projector)
-    optimizer = build_optimizer(
-        policy,
-        config.optim.learning_rate,
-        weight_decay=config.optim.weight_decay,
-        betas=(config.optim.beta1, config.optim.beta2),
-    )
-    schedule = build_schedule(
-        optimizer,
-        config.optim.schedule,
-        num_warmup_steps=config.optim.num_warmup_steps,
-        num_steps=sampler.num_batches,
-    )
+    optimizer, schedule = build_optimization(policy, config.optim, num_steps=sampler.num_batches)
     evaluator = build_evaluator(
         model,
         config,

@@ -80,14 +80,14 @@ def _rates(rates: dict[str, float]) -> tuple[str, str]:
     return f"{100 * rates['cer']:.2f}", " / ".join(parts)
 
 
-def _short(value: float | str) -> str:
+def _short(value: float | int | str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def training_figures(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Figures of a run from its lines of metrics.
 
-    ``clip_ratio`` and ``kl`` are means over steps (``kl`` only if there was a reference policy); the first and last
+    Clip ratio and KL are means over steps (KL only if there was a reference policy); the first and the last
     reward are means over 25 steps.
     """
     steps = [row for row in metrics if "loss" in row]

@@ -15,8 +15,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from asrl.checkpoint import find_checkpoint, load_checkpoint
-from asrl.cli.build import build_evaluator, load_dataset, load_model, start_accelerator, start_tracker, unused_run_dir
+from asrl.cli.build import (
+    build_evaluator,
+    build_optimization,
+    load_dataset,
+    load_model,
+    start_accelerator,
+    start_tracker,
+    unused_run_dir,
+)
 from asrl.cli.compose import check_command_line, resumed_config
+from asrl.cli.describe import describe
 from asrl.cli.summary import compare, print_summary, training_figures, write_summary
 from asrl.config import CONFIG_DIRECTORY, check_combinations
 from asrl.data.dataset import make_loader
@@ -26,9 +35,10 @@ from asrl.evaluate import read_transcriptions
 from asrl.evaluator import Evaluator
 from asrl.jsonl import read_json_lines
 from asrl.models.speech_llm import SpeechLLM
-from asrl.optimization import build_optimizer, build_schedule
+from asrl.optimization import copy_parameters
 from asrl.rewards import build_rewards
-from asrl.rollout.plain import SamplingSettings, greedy
+from asrl.rollout.engines import ENGINES
+from asrl.rollout.settings import SamplingSettings, greedy
 from asrl.run_state import Parts, Progress, restore_run
 from asrl.trainer import Trainer
 
@@ -37,6 +47,9 @@ MODES = ("greedy", "sampled")
 
 def main() -> None:
     """Entry point of ``asrl train`` and ``train.py``."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(describe("train", sys.argv[1:]))
+        return
     check_command_line("train", sys.argv[1:])
     hydra.main(version_base="1.3", config_path=str(CONFIG_DIRECTORY), config_name="train")(_job)()
 
@@ -74,38 +87,17 @@ def build_trainer(config: DictConfig, accelerator: Accelerator) -> Trainer:
     rewards = build_rewards(OmegaConf.to_container(config.reward, resolve=True))
     model = load_model(config.model, dropout=config.dropout)
     dataset = load_dataset(config.data.train, config.model.path)
-    optimizer = build_optimizer(
-        model,
-        config.optim.learning_rate,
-        weight_decay=config.optim.weight_decay,
-        betas=(config.optim.beta1, config.optim.beta2),
-    )
     steps_per_batch = config.num_iterations * config.steps_per_generation
     num_batches = math.ceil(config.trainer.max_steps / steps_per_batch)
     num_steps = num_batches * steps_per_batch
-    schedule = build_schedule(
-        optimizer,
-        config.optim.schedule,
-        num_warmup_steps=config.optim.num_warmup_steps,
-        num_steps=num_steps,
-    )
+    model.to(accelerator.device)
+    starting_weights = copy_parameters(model) if config.beta and config.reference == "frozen" else {}
+    optimizer, schedule = build_optimization(model, config.optim, num_steps=num_steps)
     progress = restore(config, model, optimizer, schedule)
-    sampler = RepeatSampler(
-        num_utterances=len(dataset),
-        num_generations=config.num_generations,
-        rows_per_step=config.trainer.rows_per_device
-        * config.trainer.gradient_accumulation_steps
-        * accelerator.num_processes,
-        steps_per_generation=config.steps_per_generation,
-        world_size=accelerator.num_processes,
-        rank=accelerator.process_index,
-        seed=config.seed,
-        drop_last=config.data.drop_last,
-        start=progress.position,
-        num_batches=num_batches - progress.position,
-    )
+    sampler = rollout_batches(config, len(dataset), accelerator, start=progress.position, end=num_batches)
     run_dir = Path(config.resume) if config.resume else unused_run_dir(config.run_dir, accelerator)
-    sampling = SamplingSettings(**config.rollout, seed=config.seed)
+    settings = {key: value for key, value in config.rollout.items() if key != "engine"}
+    sampling = SamplingSettings(**settings, seed=config.seed)
     evaluator = build_evaluator(
         model,
         config,
@@ -114,8 +106,7 @@ def build_trainer(config: DictConfig, accelerator: Accelerator) -> Trainer:
         accelerator=accelerator,
         run_dir=run_dir,
     )
-    loader = make_loader(dataset, sampler, num_workers=config.data.num_workers)
-    policy, optimizer = accelerator.prepare(model.to(accelerator.device), optimizer)
+    policy, optimizer = accelerator.prepare(model, optimizer)
     tracker = None
     if accelerator.is_main_process:
         tracker = start_tracker(
@@ -123,19 +114,40 @@ def build_trainer(config: DictConfig, accelerator: Accelerator) -> Trainer:
         )
         progress.wandb_id = tracker.wandb.run_id if tracker.wandb else None
     parts = Parts(
-        policy,
-        model,
-        optimizer,
-        schedule,
-        loader,
-        rewards,
-        sampling,
-        evaluator,
-        tracker,
-        accelerator,
-        run_dir,
+        policy=policy,
+        model=model,
+        optimizer=optimizer,
+        schedule=schedule,
+        loader=make_loader(dataset, sampler, num_workers=config.data.num_workers),
+        rewards=rewards,
+        generate=ENGINES[config.rollout.engine],
+        sampling=sampling,
+        starting_weights=starting_weights,
+        evaluator=evaluator,
+        tracker=tracker,
+        accelerator=accelerator,
+        run_dir=run_dir,
     )
     return Trainer(parts, config, progress, num_batches=num_batches)
+
+
+def rollout_batches(
+    config: DictConfig, num_utterances: int, accelerator: Accelerator, *, start: int, end: int
+) -> RepeatSampler:
+    """Rows of the batches of rollouts from number ``start`` up to ``end``."""
+    rows_per_rank = config.trainer.rows_per_device * config.trainer.gradient_accumulation_steps
+    return RepeatSampler(
+        num_utterances=num_utterances,
+        num_generations=config.num_generations,
+        rows_per_step=rows_per_rank * accelerator.num_processes,
+        steps_per_generation=config.steps_per_generation,
+        world_size=accelerator.num_processes,
+        rank=accelerator.process_index,
+        seed=config.seed,
+        drop_last=config.data.drop_last,
+        start=start,
+        num_batches=end - start,
+    )
 
 
 def restore(config: DictConfig, model: SpeechLLM, optimizer: Optimizer, schedule: LRScheduler) -> Progress:

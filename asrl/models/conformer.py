@@ -145,8 +145,8 @@ class RelativeAttention(nn.Module):
         query_v = query + self.pos_bias_v[:, None].to(query.dtype)
         scale = query.shape[-1] ** -0.5
         bias = align_distances((query_v * scale) @ by_distance.transpose(2, 3))
-        # An utterance without a valid frame would be a softmax over nothing, which attention kernels answer in
-        # different ways (0, NaN, NaN gradients): let it see all of its frames and drop the result.
+        # An utterance without a valid frame would be a softmax over nothing, which attention kernels answer
+        # differently (0, NaN, NaN gradients): let it see all of its frames and drop the result.
         has_speech = is_speech.any(1)[:, None]
         bias = bias.masked_fill(~(is_speech | ~has_speech)[:, None, None], -torch.inf)
         context = F.scaled_dot_product_attention(

@@ -3,12 +3,14 @@
 ``x`` counts the positions of a decoder row, ``q`` the completion tokens of all rows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from asrl.tree import TreeBatch, tree_mask
 from asrl.types import Prompts, SpeechEmbeddings
 
 
@@ -18,14 +20,15 @@ class DecoderInputs:
 
     Attributes:
         embeddings: Prompt and completion of every row, compact, padded on the right with zeros.
-        is_valid: True at positions that hold an embedding.
+        is_visible: True at positions that hold an embedding (causality is added), or for every position (second
+            axis) True at those that it sees (third axis).
         position_ids: Rotary position of every embedding.
         predictor_row: Row of every completion token, row by row in order.
         predictor_column: Position whose hidden state predicts that token.
     """
 
     embeddings: Float[Tensor, "n x d"]
-    is_valid: Bool[Tensor, "n x"]
+    is_visible: Bool[Tensor, "n x"] | Bool[Tensor, "n x x"]
     position_ids: Int[Tensor, "n x"]
     predictor_row: Int[Tensor, " q"]
     predictor_column: Int[Tensor, " q"]
@@ -94,8 +97,39 @@ def replica_inputs(
     row, token = mask.nonzero(as_tuple=True)
     return DecoderInputs(
         embeddings=_take(source, index, is_valid),
-        is_valid=is_valid,
+        is_visible=is_valid,
         position_ids=column,
         predictor_row=row,
         predictor_column=prompts.num_tokens[row] - 1 + token,
+    )
+
+
+def tree_inputs(prompts: Prompts, trees: TreeBatch, embed: Callable[[Tensor], Tensor]) -> DecoderInputs:
+    """One row per utterance: its prompt, then every node of its tree that another node follows.
+
+    Leaves are predicted but predict nothing, so they are left out.
+
+    Args:
+        prompts: Prompt of every utterance.
+        trees: Its transcripts.
+        embed: Looks up token embeddings.
+
+    Example:
+        Prompt ``[A B]`` and transcripts ``1 2``, ``1 3``: the row is ``A B 1``, and columns 1, 2 and 2 predict the
+        nodes 1, 2 and 3.
+    """
+    inner = trees.inner()
+    source = torch.cat([prompts.embeddings, embed(inner.trees.tokens)], dim=1)
+    num_prompt = prompts.num_tokens[:, None]
+    num_tokens = num_prompt + inner.trees.is_node.sum(1, keepdim=True)
+    column = torch.arange(int(num_tokens.max()), device=source.device).expand(len(source), -1)
+    index = torch.where(column < num_prompt, column, column - num_prompt + prompts.embeddings.shape[1])
+    depth = inner.trees.depths.gather(1, (column - num_prompt).clamp(0, inner.trees.depths.shape[1] - 1))
+    tree, node = trees.is_node.nonzero(as_tuple=True)
+    return DecoderInputs(
+        embeddings=_take(source, index, column < num_tokens),
+        is_visible=tree_mask(prompts.num_tokens, inner.trees, column.shape[1]),
+        position_ids=torch.where(column < num_prompt, column, num_prompt + depth),
+        predictor_row=tree,
+        predictor_column=prompts.num_tokens[tree] + inner.parent_rank[tree, node],
     )

@@ -1,6 +1,7 @@
 """This module is the only place that joins encoder, projector and decoder into one scorer of completions."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,11 +16,12 @@ from transformers import Cache, Qwen2ForCausalLM
 from asrl.errors import UserError
 from asrl.logps import token_logps, vocabulary_logits
 from asrl.models.conformer import ConformerEncoder, count_frames
-from asrl.models.layouts import replica_inputs, splice_speech
+from asrl.models.layouts import DecoderInputs, replica_inputs, splice_speech, tree_inputs
 from asrl.models.lora import ADAPTER, adapter_disabled
 from asrl.models.projector import Projector
 from asrl.models.prompt import PromptTemplate
 from asrl.models.released_files import CheckpointArgs
+from asrl.tree import build_trees
 from asrl.types import Prompts, SpeechBatch, SpeechEmbeddings, TokenScores
 
 
@@ -36,7 +38,10 @@ class SpeechLLM(nn.Module):
         projector: Encoder frames to the decoder's embedding space.
         llm: The decoder, wrapped by peft if it has LoRA.
         prompt: Token ids around the speech.
+        layout: How completions are scored: ``tree`` reads what the transcripts of an utterance share once,
+            ``replicas`` reads every row by itself.
         chunk_size: Completion tokens whose logits exist at the same time.
+        work: Positions and forwards so far, for reports and benchmarks.
         checkpoint_args: Where the weights came from; None if from nowhere.
     """
 
@@ -47,6 +52,7 @@ class SpeechLLM(nn.Module):
         llm: Qwen2ForCausalLM | PeftModel,
         prompt: PromptTemplate,
         *,
+        layout: Literal["tree", "replicas"] = "tree",
         chunk_size: int = 1024,
     ) -> None:
         super().__init__()
@@ -54,7 +60,9 @@ class SpeechLLM(nn.Module):
         self.projector = projector
         self.llm = llm
         self.prompt = prompt
+        self.layout = layout
         self.chunk_size = chunk_size
+        self.work: Counter[str] = Counter()
         self.checkpoint_args: CheckpointArgs | None = None
         self.dropout_rates: dict[str, float] = {}  # of the modules that set_dropout has switched off
         self._cache_argument = cache_argument(self.causal_lm.model.forward)
@@ -81,12 +89,18 @@ class SpeechLLM(nn.Module):
 
         Upstream feeds the projector's frames to the decoder even where its ``arith`` rule masks them.
         """
+        self.work["encoder_utterances"] += len(features)
         return self.project(self.encoder(features, num_frames).hidden, num_frames)
 
     def project(self, hidden: Float[Tensor, "u t e"], num_frames: Int[Tensor, " u"]) -> SpeechEmbeddings:
         """Turn encoder output into speech embeddings."""
         num_tokens = count_frames(num_frames, "stride") // self.projector.downsample
         return SpeechEmbeddings(self.projector(hidden), num_tokens)
+
+    def count_prompt(self, num_frames: Int[Tensor, " u"]) -> Int[Tensor, " u"]:
+        """Prompt tokens, speech included, of utterances with so many feature frames."""
+        num_speech = count_frames(num_frames, "stride") // self.projector.downsample
+        return num_speech + len(self.prompt.prefix_ids) + len(self.prompt.suffix_ids)
 
     def prompts(self, speech: SpeechEmbeddings) -> Prompts:
         """Splice the speech into the chat prompt, compactly."""
@@ -111,11 +125,19 @@ class SpeechLLM(nn.Module):
 
         Args:
             embeddings: New positions only, when there is a cache.
-            attention_mask: True at visible keys ``[n, keys]`` (causality is added), or additive
-                ``[n, 1, x, keys]`` in the type of the embeddings; None if every earlier position is visible.
+            attention_mask: True at visible keys, ``[n, keys]`` (causality is added) or ``[n, x, keys]``; None if
+                every earlier position is visible.
             position_ids: Rotary positions.
             cache: Grows in place.
         """
+        if attention_mask is not None and attention_mask.ndim == 3:
+            # Additive, with a head axis: what transformers hands to the attention kernel as it is.
+            hidden = torch.finfo(embeddings.dtype).min
+            attention_mask = torch.zeros_like(attention_mask, dtype=embeddings.dtype).masked_fill_(
+                ~attention_mask, hidden
+            )[:, None]
+        self.work["decoder_forwards"] += 1
+        self.work["decoder_positions"] += embeddings.shape[0] * embeddings.shape[1]
         output = self.causal_lm.model(
             inputs_embeds=embeddings,
             attention_mask=attention_mask,
@@ -138,9 +160,7 @@ class SpeechLLM(nn.Module):
         temperature: float,
         with_adapter: bool = True,
     ) -> TokenScores:
-        """Score completions in the replica layout.
-
-        Every row encodes its utterance anew, so that in training each has dropout masks of its own.
+        """Score completions.
 
         Args:
             batch: Speech of the rows.
@@ -149,10 +169,29 @@ class SpeechLLM(nn.Module):
             temperature: As in the rollout.
             with_adapter: False scores with LoRA switched off.
         """
+        known = tokens.masked_fill(~mask, self.prompt.pad_id)
+        score = self._score_trees if self.layout == "tree" else self._score_replicas
         with nullcontext() if with_adapter else adapter_disabled(self.llm):
-            rows = batch.row_utterance
-            speech = self.encode(batch.features[rows], batch.num_frames[rows])
-            return self.score(speech, tokens, mask, temperature=temperature)
+            return score(batch, known, mask, temperature)
+
+    def _score_replicas(
+        self, batch: SpeechBatch, tokens: Int[Tensor, "n l"], mask: Bool[Tensor, "n l"], temperature: float
+    ) -> TokenScores:
+        """Every row encodes its utterance anew, so that in training each has dropout masks of its own."""
+        rows = batch.row_utterance
+        speech = self.encode(batch.features[rows], batch.num_frames[rows])
+        return self.score(speech, tokens, mask, temperature=temperature)
+
+    def _score_trees(
+        self, batch: SpeechBatch, tokens: Int[Tensor, "n l"], mask: Bool[Tensor, "n l"], temperature: float
+    ) -> TokenScores:
+        """Every utterance is encoded once, and a beginning that transcripts share is read once."""
+        used, row_tree = batch.row_utterance.unique(return_inverse=True)
+        trees = build_trees(tokens, mask, row_tree, len(used))
+        prompts = self.prompts(self.encode(batch.features[used], batch.num_frames[used]))
+        inputs = tree_inputs(prompts, trees, self.embed)
+        scores = self._token_scores(inputs, trees.tokens[trees.is_node], trees.is_node, temperature)
+        return TokenScores(trees.gather(scores.logps, mask), trees.gather(scores.entropy, mask))
 
     def score(
         self,
@@ -163,19 +202,24 @@ class SpeechLLM(nn.Module):
         temperature: float = 1.0,
     ) -> TokenScores:
         """Score completions of speech that is encoded already, one utterance per row."""
-        known = tokens.masked_fill(~mask, self.prompt.pad_id)
-        inputs = replica_inputs(self.prompts(speech), self.embed(known), mask)
-        hidden = self.decoder(inputs.embeddings, inputs.is_valid, inputs.position_ids)
+        inputs = replica_inputs(self.prompts(speech), self.embed(tokens), mask)
+        return self._token_scores(inputs, tokens[mask], mask, temperature)
+
+    def _token_scores(
+        self, inputs: DecoderInputs, tokens: Int[Tensor, " q"], where: Bool[Tensor, "i j"], temperature: float
+    ) -> TokenScores:
+        """Read the inputs and score the tokens, which belong where ``where`` is True."""
+        hidden = self.decoder(inputs.embeddings, inputs.is_visible, inputs.position_ids)
         scores = token_logps(
             inputs.gather_predictors(hidden),
             self.causal_lm.lm_head.weight,
-            known[mask],
+            tokens,
             temperature=temperature,
             chunk_size=self.chunk_size,
         )
-        blank = scores.logps.new_zeros(mask.shape)
+        blank = scores.logps.new_zeros(where.shape)
         return TokenScores(
-            blank.masked_scatter(mask, scores.logps), blank.masked_scatter(mask, scores.entropy)
+            blank.masked_scatter(where, scores.logps), blank.masked_scatter(where, scores.entropy)
         )
 
 

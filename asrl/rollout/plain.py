@@ -1,6 +1,4 @@
-"""This module is the only place that draws transcripts token by token, one row each: the oracle for faster engines."""
-
-from dataclasses import dataclass
+"""This module is the only place that draws transcripts token by token: the oracle for faster engines."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,50 +6,25 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from asrl.models.speech_llm import SpeechLLM
-from asrl.sampling import draw, keyed_uniforms, sampling_logps
+from asrl.rollout.settings import SamplingSettings, row_uniforms
+from asrl.sampling import draw, sampling_logps
 from asrl.types import Completions, Prompts, SpeechBatch
-
-
-@dataclass(frozen=True)
-class SamplingSettings:
-    """The distribution that transcripts are drawn from.
-
-    Attributes:
-        temperature: Divides the logits; 0 takes the most probable token (greedy decoding).
-        top_k: Number of most probable tokens kept; 0 keeps all.
-        top_p: Probability mass kept, most probable tokens first; 1 keeps all.
-        max_new_tokens: Rows that have not ended by then are cut (``is_finished`` False).
-        seed: First part of the key of every row's noise.
-    """
-
-    temperature: float
-    top_k: int
-    top_p: float
-    max_new_tokens: int
-    seed: int
-
-
-def greedy(max_new_tokens: int) -> SamplingSettings:
-    """Settings of greedy decoding."""
-    return SamplingSettings(temperature=0.0, top_k=0, top_p=1.0, max_new_tokens=max_new_tokens, seed=0)
 
 
 class _Rows:
     """The rows still being written: their cache, and the state that predicts their next token."""
 
-    def __init__(self, model: SpeechLLM, prompts: Prompts, row_utterance: Int[Tensor, " n"]) -> None:
+    def __init__(self, model: SpeechLLM, prompts: Prompts) -> None:
         self.model = model
         self.cache = DynamicCache()
         num_prompt, num_tokens = prompts.embeddings.shape[1], prompts.num_tokens
         positions = torch.arange(num_prompt, device=num_tokens.device)
         is_valid = positions < num_tokens[:, None]
         hidden = model.decoder(prompts.embeddings, is_valid, positions.expand_as(is_valid), self.cache)
-        # Prompts are prefilled once per utterance, then copied to its rows.
-        last = hidden[torch.arange(len(num_tokens), device=num_tokens.device), num_tokens - 1]
-        self.cache.batch_select_indices(row_utterance)
-        self.last: Float[Tensor, "n d"] = last[row_utterance]
-        self.is_valid: Bool[Tensor, "n c"] = is_valid[row_utterance]
-        self.position: Int[Tensor, " n"] = num_tokens[row_utterance]
+        rows = torch.arange(len(num_tokens), device=num_tokens.device)
+        self.last: Float[Tensor, "n d"] = hidden[rows, num_tokens - 1]
+        self.is_valid: Bool[Tensor, "n c"] = is_valid
+        self.position: Int[Tensor, " n"] = num_tokens
 
     def keep(self, is_kept: Bool[Tensor, " n"]) -> None:
         """Drop the other rows."""
@@ -67,29 +40,19 @@ class _Rows:
         self.position = self.position + 1
 
 
-def row_uniforms(batch: SpeechBatch, num: int, *, seed: int) -> Float[Tensor, "n {num}"]:
-    """The uniform numbers of every row: a function of (seed, epoch, utterance, replica) alone."""
-    keys = zip(batch.row_utterances, batch.epoch.tolist(), batch.replica.tolist(), strict=True)
-    rows = [
-        torch.as_tensor(keyed_uniforms(num, seed=seed, epoch=epoch, key=utterance.key, replica=replica))
-        for utterance, epoch, replica in keys
-    ]
-    return torch.stack(rows)
-
-
 @torch.no_grad()
 def generate(model: SpeechLLM, batch: SpeechBatch, settings: SamplingSettings) -> Completions:
     """Draw one transcript per row of ``batch``. Dropout is off; the model's mode is restored afterwards.
 
-    The encoder and the prompt run once per utterance. The noise of token t of a row is number t of the row's own
-    stream, so a transcript does not depend on the batch that it is drawn in.
+    Nothing is shared between rows: each encodes its utterance and reads its prompt. The noise of token t of a row
+    is number t of the row's own stream, so a transcript does not depend on the batch that it is drawn in.
     """
     was_training = model.training
     model.eval()
     try:
-        prompts = model.prompts(model.encode(batch.features, batch.num_frames))
-        rows = _Rows(model, prompts, batch.row_utterance)
-        return _write(rows, row_uniforms(batch, settings.max_new_tokens, seed=settings.seed), settings)
+        rows = batch.row_utterance
+        prompts = model.prompts(model.encode(batch.features[rows], batch.num_frames[rows]))
+        return _write(_Rows(model, prompts), row_uniforms(batch, settings.max_new_tokens, seed=settings.seed), settings)
     finally:
         model.train(was_training)
 

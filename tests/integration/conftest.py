@@ -1,46 +1,38 @@
-"""Run the real entry points, in processes of their own, on a tiny random model."""
+"""Run the real entry points on a tiny random model, in this process or in processes of their own."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from runs import ROOT, finish, restored_signals, start, write_manifest
 
-ROOT = Path(__file__).parents[2]
-TIMEOUT = 300  # seconds; a hang is a failure
+from asrl.cli import sft as sft_command
+from asrl.cli import train as train_command
+from asrl.cli.compose import compose_config
+from asrl.errors import exit_with_one_line
+
+ENTRY_POINTS = {"train": train_command, "sft": sft_command}
 
 
 @pytest.fixture(scope="session")
-def manifest(tmp_path_factory) -> Path:
-    """Twelve short utterances of the demo."""
+def rows() -> list[dict]:
+    """Manifest lines of twelve short utterances of the demo."""
     lines = (ROOT / "demo" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:12]
-    path = tmp_path_factory.mktemp("data") / "train.jsonl"
-    rows = [json.loads(line) for line in lines]
-    for row in rows:
-        row["audio"] = str(ROOT / "demo" / row["audio"])
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return [row | {"audio": str(ROOT / "demo" / row["audio"])} for row in map(json.loads, lines)]
 
 
-def launch(arguments: list[str], *, num_processes: int = 1, script: str = "train.py") -> subprocess.CompletedProcess:
-    """Run a script of the repository, under torchrun if there are several processes."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
-    command = [sys.executable, script, *arguments]
-    if num_processes > 1:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
-        command = [sys.executable, *torchrun, script, *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
-    )
+@pytest.fixture(scope="session")
+def manifest(tmp_path_factory, rows) -> Path:
+    return write_manifest(tmp_path_factory.mktemp("data") / "train.jsonl", rows)
 
 
-@pytest.fixture
-def train(manifest, golden):
-    """Run train.py on the tiny model; the run must succeed."""
+@pytest.fixture(scope="session")
+def arguments(manifest, golden):
+    """The command line of a short run on the tiny model; overrides replace and add settings."""
 
-    def run(run_dir: Path, *overrides: str, num_processes: int = 1) -> None:
+    def build(run_dir: Path, *overrides: str) -> list[str]:
         defaults = {
             "model.path": golden / "FireRedASR-LLM-tiny",
             "data.train": manifest,
@@ -51,14 +43,57 @@ def train(manifest, golden):
             "logger.completions_every": 1,
             "num_generations": 4,
             "rollout.max_new_tokens": 6,
+            "reward.accuracy.weight": 0.5,
+            "+reward.signal.function": "toy_rewards:even_characters",
+            "optim.num_warmup_steps": 0,
             "trainer.rows_per_device": 12,
-            "trainer.max_steps": 4,
+            "trainer.max_steps": 2,
             "trainer.save_every": 0,
             "run_dir": run_dir,
         }
         given = dict(override.split("=", 1) for override in overrides)
-        arguments = [f"{key}={value}" for key, value in (defaults | given).items()]
-        result = launch(arguments, num_processes=num_processes)
-        assert result.returncode == 0, result.stderr[-3000:]
+        return [f"{key}={value}" for key, value in (defaults | given).items()]
+
+    return build
+
+
+@pytest.fixture
+def train(arguments):
+    """Run train.py in processes of its own; the run must succeed."""
+
+    def run(run_dir: Path, *overrides: str, num_processes: int = 1) -> SimpleNamespace:
+        result = finish(start(arguments(run_dir, *overrides), num_processes=num_processes))
+        assert result.status == 0, result.errors[-3000:]
+        return result
 
     return run
+
+
+@pytest.fixture
+def train_here(arguments):
+    """Run a training in this process, which saves the start-up; return its figures."""
+
+    def run(run_dir: Path, *overrides: str) -> dict:
+        return train_command.run(compose_config("train", arguments(run_dir, *overrides)))
+
+    with restored_signals():
+        yield run
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """Run ``asrl COMMAND`` with a whole command line in this process, as a shell would see it."""
+
+    def run(name: str, *words: str) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["asrl", *words])
+        status = 0
+        capfd.readouterr()
+        try:
+            exit_with_one_line(ENTRY_POINTS[name].main)
+        except SystemExit as end:
+            status = end.code
+        captured = capfd.readouterr()
+        return SimpleNamespace(status=status, output=captured.out, errors=captured.err)
+
+    with restored_signals():
+        yield run

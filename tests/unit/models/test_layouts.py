@@ -30,7 +30,7 @@ def test_completion_follows_its_prompt_without_a_gap():
     mask = torch.tensor([[True, False, False], [True, True, True]])
     inputs = replica_inputs(prompts, completions, mask)
     assert inputs.embeddings[..., 0].tolist() == [[1, 2, 3, 6, 0], [4, 5, 7, 8, 9]]
-    assert inputs.is_valid.tolist() == [[True, True, True, True, False], [True] * 5]
+    assert inputs.is_visible.tolist() == [[True, True, True, True, False], [True] * 5]
     assert inputs.position_ids.tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
 
 

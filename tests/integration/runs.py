@@ -1,0 +1,74 @@
+"""Start the real entry points and read what they wrote."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from asrl.checkpoint import list_checkpoints
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+TIMEOUT = 300  # seconds; a hang is a failure
+
+
+def write_manifest(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def start(arguments: list[str], *, num_processes: int = 1, script: str = "train.py") -> subprocess.Popen:
+    """Start a script of the repository, under torchrun if there are several processes."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, str(ROOT / script), *arguments]
+    if num_processes > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
+        command = [sys.executable, *torchrun, str(ROOT / script), *arguments]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen) -> SimpleNamespace:
+    """Wait for a process; kill it if it hangs."""
+    try:
+        output, errors = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return SimpleNamespace(status=process.returncode, output=output, errors=errors)
+
+
+@contextmanager
+def restored_signals() -> Iterator[None]:
+    """Put back the handlers that a run installs."""
+    handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for name, handler in handlers.items():
+            signal.signal(name, handler)
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def read_metrics(run_dir: Path) -> list[dict]:
+    return read_lines(run_dir / "metrics.jsonl")
+
+
+def final_weights(run_dir: Path) -> dict[str, Tensor]:
+    return load_file(list_checkpoints(run_dir)[-1] / "trainable.safetensors")
