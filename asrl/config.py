@@ -213,12 +213,19 @@ RANGES = {
     "beta": (0, 100, True),
     "epsilon": (0, 1, False),
     "model.lora.rank": (1, 1024, True),
+    "model.lora.alpha": (0, 10**6, False),
     "model.lora.dropout": (0, 1, True),
     "data.num_workers": (0, 256, True),
     "rollout.temperature": (0, 100, False),
     "rollout.top_k": (0, 10**6, True),
     "rollout.top_p": (0, 1, False),
     "rollout.max_new_tokens": (1, 10**5, True),
+    "optim.learning_rate.encoder": (0, 1, True),
+    "optim.learning_rate.projector": (0, 1, True),
+    "optim.learning_rate.decoder": (0, 1, True),
+    "optim.weight_decay": (0, 1, True),
+    "optim.beta1": (0, 0.99999, True),
+    "optim.beta2": (0, 0.99999, True),
     "optim.max_grad_norm": (0, 10**6, False),
     "optim.num_warmup_steps": (0, 10**9, True),
     "trainer.rows_per_device": (1, 10**6, True),
@@ -230,6 +237,10 @@ RANGES = {
     "trainer.keep_checkpoints": (1, 10**6, True),
     "num_epochs": (1, 10**6, True),
     "utterances_per_device": (1, 10**6, True),
+    "eval_every": (1, 10**9, True),
+    "max_new_tokens": (1, 10**5, True),
+    "ctc.encoder": (0, 100, True),
+    "ctc.projector": (0, 100, True),
 }
 
 
@@ -271,17 +282,7 @@ def check_combinations(config: DictConfig) -> None:
             "old_logps=rollout compares with log-probs drawn without dropout, but dropout=true; "
             "use dropout=false or old_logps=same_masks"
         )
-    if config.beta > 0 and config.reference == "adapter_off":
-        if config.model.train_decoder != "lora":
-            raise UserError(
-                "reference=adapter_off needs model.train_decoder=lora, "
-                f"got {config.model.train_decoder!r}; set beta=0 or train the adapter"
-            )
-        if config.model.lora.start == "continue":
-            raise UserError(
-                "reference=adapter_off with model.lora.start=continue would compare with the raw language "
-                "model, not with the starting policy; use model.lora.start=merge or beta=0"
-            )
+    check_reference(config)
     if config.epsilon_high is not None and config.epsilon_high <= 0:
         raise UserError(
             f"epsilon_high must be above 0, got {config.epsilon_high}; null means the same as epsilon"
@@ -290,9 +291,34 @@ def check_combinations(config: DictConfig) -> None:
         raise UserError(
             "loss_type=cispo caps the importance weight at epsilon_high; set it (5.0 in the paper's range)"
         )
+    if config.delta is not None and config.loss_type in ("cispo", "sapo"):
+        raise UserError(
+            f"loss_type={config.loss_type} has no second clipping bound, got delta={config.delta}; "
+            "use delta=null"
+        )
     if config.delta is not None and config.delta <= 1 + (config.epsilon_high or config.epsilon):
         raise UserError(
             f"delta must be above 1 + epsilon_high, got {config.delta}; null switches the cap off"
+        )
+
+
+def check_reference(config: DictConfig) -> None:
+    """Refuse a reference policy that would not be the starting policy.
+
+    Raises:
+        UserError: Names both settings and the way out.
+    """
+    if config.beta == 0 or config.reference != "adapter_off":
+        return
+    if config.model.train_decoder != "lora":
+        raise UserError(
+            "reference=adapter_off needs model.train_decoder=lora, "
+            f"got {config.model.train_decoder!r}; use reference=frozen"
+        )
+    if config.model.lora.start == "continue":
+        raise UserError(
+            "reference=adapter_off with model.lora.start=continue would compare with the raw language "
+            "model, not with the starting policy; use reference=frozen"
         )
 
 

@@ -71,9 +71,7 @@ class Evaluator:
 
         def decode(batch: SpeechBatch) -> Decoded:
             completions = generate(self.model, on_device(batch, self.accelerator.device), settings)
-            rows = zip(completions.tokens, completions.mask, strict=True)
-            hypotheses = [self.model.prompt.decode(tokens[mask].tolist()) for tokens, mask in rows]
-            return Decoded(hypotheses, (~completions.is_finished).tolist())
+            return Decoded(self.model.decode(completions), (~completions.is_finished).tolist())
 
         batches = plain_batches(
             len(dataset),

@@ -59,7 +59,8 @@ def cut_rows(
     Args:
         row_utterance: Utterance of every row; rows of an utterance are neighbours.
         max_rows: Most rows of a part.
-        max_positions: Most positions of a part, or None. A row that exceeds it by itself is a part of its own.
+        max_positions: Most positions of a part, or None. A row that exceeds it by itself is a part of its
+            own.
         count: Positions of a set of rows.
     """
 

@@ -77,7 +77,7 @@ def copy_parameters(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def swapped_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Run the model with other values of its trained weights; its own come back, also when the body raises."""
+    """Run the model with other values of its trained weights; its own come back, whatever the body does."""
     parameters = trainable_parameters(model)
     own = {name: parameter.data for name, parameter in parameters.items()}
     try:

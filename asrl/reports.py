@@ -1,5 +1,6 @@
 """This module is the only place that gathers what a step reports from all ranks."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,7 +98,10 @@ def transcript_rows(
     hypotheses: Sequence[str],
     reward_names: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """This rank's transcripts with their rewards, equal ones of an utterance once with their number."""
+    """This rank's transcripts with their rewards, equal ones of an utterance once with their number.
+
+    None stands for a reward that does not apply: JSON has no NaN.
+    """
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     local = zip(
         experience.batch.row_utterance.tolist(),
@@ -115,7 +119,10 @@ def transcript_rows(
                 "transcript": utterance.transcript,
                 "hypothesis": hypothesis,
                 "num": 0,
-                **dict(zip(reward_names, parts, strict=True)),
+                **{
+                    name: None if math.isnan(part) else part
+                    for name, part in zip(reward_names, parts, strict=True)
+                },
                 "advantage": advantage,
             },
         )

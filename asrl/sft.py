@@ -140,16 +140,19 @@ class SupervisedTrainer:
 
     def run(self) -> None:
         """Train to the end."""
+        step = last_evaluation = 0
         for step, batch in enumerate(self.parts.loader, start=1):
             self.seed(step)
             losses = self.update(on_device(batch, self.parts.accelerator.device), step)
             if self.parts.tracker:
                 self.parts.tracker.step(step, losses | learning_rates(self.parts.optimizer), {})
             if step % self.config.eval_every == 0:
+                last_evaluation = step
                 self.evaluate(step)
                 self.export()
-        self.evaluate(step)
-        self.export()
+        if step > last_evaluation:
+            self.evaluate(step)
+            self.export()
 
     def seed(self, step: int) -> None:
         """Make dropout a function of (seed, step, rank)."""

@@ -114,7 +114,11 @@ class Tracker:
         """Print without tearing the progress bar."""
         tqdm.write(text)
 
-    def close(self) -> None:
+    def __enter__(self) -> "Tracker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the line of the progress bar, so that an error message starts a new one, and the wandb run."""
         self._bar.close()
         if self.wandb:
             self.wandb.finish()

@@ -17,8 +17,8 @@ PROMPT = -1  # parent of a first token
 class PrefixTree:
     """Transcripts of one utterance, every shared beginning stored once.
 
-    A node is one token after one particular history. Nodes are numbered as they are added, so a parent comes before
-    its children.
+    A node is one token after one particular history. Nodes are numbered as they are added, so a parent comes
+    before its children.
 
     Attributes:
         tokens: Token id of each node.
@@ -90,7 +90,6 @@ class TreeBatch:
         """Value of every token of every row; 0 where ``mask`` is False. Gradients of shared nodes add up."""
         return node_values[self.row_tree[:, None], self.paths].masked_fill(~mask, 0)
 
-
     def inner(self) -> "InnerNodes":
         """The nodes that another node follows, renumbered from 0 in the same order."""
         num_trees, num_nodes = self.parents.shape
@@ -129,7 +128,11 @@ class InnerNodes:
 
 
 def pad_trees(
-    trees: Sequence[PrefixTree], paths: Sequence[Sequence[int]], row_tree: Int[Tensor, " n"], *, num_columns: int
+    trees: Sequence[PrefixTree],
+    paths: Sequence[Sequence[int]],
+    row_tree: Int[Tensor, " n"],
+    *,
+    num_columns: int,
 ) -> TreeBatch:
     """Turn trees into tensors, on the device of ``row_tree``.
 
@@ -184,13 +187,11 @@ def ancestors(parents: Int[Tensor, "u z"], depths: Int[Tensor, "u z"]) -> Bool[T
     return is_ancestor
 
 
-def tree_mask(
-    num_prompt: Int[Tensor, " u"], trees: TreeBatch, num_positions: int
-) -> Bool[Tensor, "u a a"]:
+def tree_mask(num_prompt: Int[Tensor, " u"], trees: TreeBatch, num_positions: int) -> Bool[Tensor, "u a a"]:
     """Which position (second axis) sees which (third), for rows of prompt, then nodes, then padding.
 
-    Causal over the prompt; a node sees the prompt, its ancestors and itself. Padding sees itself, so that no softmax
-    is empty.
+    Causal over the prompt; a node sees the prompt, its ancestors and itself. Padding sees itself, so that no
+    softmax is empty.
 
     Args:
         num_prompt: Prompt tokens of each utterance.

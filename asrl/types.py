@@ -4,7 +4,7 @@ Axis letters, used in every shape annotation:
 
     u  utterances        f  feature frames (10 ms)    p  prompt tokens       d  hidden size
     n  rows              m  mel bins                  l  completion tokens   v  vocabulary
-    k  reward functions  s  speech embeddings
+    k  reward functions  s  speech embeddings         t  encoder frames       e  encoder width
 
 A row is one transcript to draw or score; an utterance has ``num_generations`` rows, perhaps on several ranks.
 """
@@ -33,6 +33,7 @@ class SpeechBatch:
             group.
         replica: Which of its utterance's ``num_generations`` transcripts the row is; seeds the rollout noise.
         epoch: Pass over the data set that the row belongs to; seeds the rollout noise.
+        encoded: Encoder output, kept where the encoder is frozen; None where it has to be computed.
     """
 
     utterances: tuple[Utterance, ...]
@@ -42,6 +43,7 @@ class SpeechBatch:
     row_index: Int[Tensor, " n"]
     replica: Int[Tensor, " n"]
     epoch: Int[Tensor, " n"]
+    encoded: Float[Tensor, "u t e"] | None = None
 
     @property
     def row_utterances(self) -> list[Utterance]:

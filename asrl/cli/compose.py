@@ -26,6 +26,14 @@ def known_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
                 yield from known_keys(child, f"{prefix}{key}.")
 
 
+def config_groups(name: str) -> dict[str, list[str]]:
+    """Groups of settings of a command, each with the names of its files."""
+    defaults = OmegaConf.load(CONFIG_DIRECTORY / f"{name}.yaml").defaults
+    keys = [str(key) for entry in defaults if OmegaConf.is_dict(entry) for key in entry]
+    folders = {key: CONFIG_DIRECTORY / key for key in keys if not key.startswith("override ")}
+    return {key: sorted(path.stem for path in folder.glob("*.yaml")) for key, folder in folders.items()}
+
+
 def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
     """Compose ``configs/<name>.yaml`` with the overrides, as Hydra will, and check every value.
 
@@ -40,8 +48,8 @@ def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
             # Merged into the schema once more: `+key=value` would otherwise add anything.
             config = OmegaConf.merge(OmegaConf.structured(SCHEMAS[name]), composed)
         except (HydraException, OmegaConfBaseException, ValueError) as error:
-            groups = [path.name for path in CONFIG_DIRECTORY.iterdir() if path.is_dir()]
-            raise UserError(_explain(error, [*groups, *known_keys(compose(name))])) from error
+            keys = [*config_groups(name), *known_keys(compose(name))]
+            raise UserError(_explain(error, keys)) from error
     check_values(config)
     return config
 

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 
 from asrl import config
-from asrl.cli.compose import compose_config
+from asrl.cli.compose import compose_config, config_groups
 
 USAGE = {
     "train": "accelerate launch train.py [KEY=VALUE ...]",
@@ -26,17 +26,12 @@ def describe(name: str, arguments: Sequence[str]) -> str:
     """
     overrides = [argument for argument in arguments if not argument.startswith("-")]
     values = OmegaConf.to_container(compose_config(name, overrides))
-    groups = [f"  {group}={' | '.join(options)}" for group, options in _groups(name).items()]
+    groups = [f"  {group}={' | '.join(options)}" for group, options in config_groups(name).items()]
     heading = "Groups of settings (configs/GROUP/NAME.yaml):"
     lines = ["usage: " + USAGE[name], *(["", heading, *groups] if groups else [])]
-    return "\n".join([*lines, "", "Settings, with their values:", *_section(config.SCHEMAS[name], values, "")])
-
-
-def _groups(name: str) -> dict[str, list[str]]:
-    defaults = OmegaConf.load(config.CONFIG_DIRECTORY / f"{name}.yaml").defaults
-    keys = [str(key) for entry in defaults if OmegaConf.is_dict(entry) for key in entry]
-    folders = {key: config.CONFIG_DIRECTORY / key for key in keys if not key.startswith("override ")}
-    return {key: sorted(path.stem for path in folder.glob("*.yaml")) for key, folder in folders.items()}
+    return "\n".join(
+        [*lines, "", "Settings, with their values:", *_section(config.SCHEMAS[name], values, "")]
+    )
 
 
 def _section(schema: Any, values: Mapping[str, Any], prefix: str) -> Iterator[str]:

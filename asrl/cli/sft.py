@@ -1,6 +1,7 @@
 """This module is the only place that puts a supervised run together."""
 
 import sys
+from contextlib import nullcontext
 
 import hydra
 import torch
@@ -66,10 +67,10 @@ def run(config: DictConfig) -> None:
     if accelerator.is_main_process:
         tracker = start_tracker(config, run_dir, max_steps=sampler.num_batches)
     parts = SupervisedParts(policy, model, optimizer, schedule, loader, evaluator, tracker, accelerator)
-    SupervisedTrainer(parts, config, run_dir).run()
+    with tracker or nullcontext():
+        SupervisedTrainer(parts, config, run_dir).run()
     if tracker:
-        tracker.say(f"wrote {run_dir / 'model'}")
-        tracker.close()
+        print(f"wrote {run_dir / 'model'}")
 
 
 def _batches(config: DictConfig, dataset: SpeechDataset, accelerator: Accelerator) -> RepeatSampler:

@@ -3,6 +3,7 @@
 import math
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,11 @@ def run(config: DictConfig) -> dict[str, Any]:
     trainer = build_trainer(config, accelerator)
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, trainer.stop)
-    evaluate_all(trainer.parts.evaluator, step=0)
-    trainer.run()
-    if not trainer.is_stopping:
-        evaluate_all(trainer.parts.evaluator, step=trainer.progress.step)
+    with trainer.parts.tracker or nullcontext():
+        evaluate_all(trainer.parts.evaluator, step=0)
+        trainer.run()
+        if not trainer.is_stopping:
+            evaluate_all(trainer.parts.evaluator, step=trainer.progress.step)
     return conclude(trainer)
 
 
@@ -85,8 +87,8 @@ def build_trainer(config: DictConfig, accelerator: Accelerator) -> Trainer:
     """
     torch.manual_seed(config.seed)  # of a fresh LoRA
     rewards = build_rewards(OmegaConf.to_container(config.reward, resolve=True))
+    dataset = load_dataset(config.data.train, config.model.path)  # first: its errors are cheap to find
     model = load_model(config.model, dropout=config.dropout)
-    dataset = load_dataset(config.data.train, config.model.path)
     steps_per_batch = config.num_iterations * config.steps_per_generation
     num_batches = math.ceil(config.trainer.max_steps / steps_per_batch)
     num_steps = num_batches * steps_per_batch
@@ -172,7 +174,6 @@ def conclude(trainer: Trainer) -> dict[str, Any]:
     parts, step = trainer.parts, trainer.progress.step
     if parts.tracker is None:
         return {}
-    parts.tracker.close()
     figures = training_figures(read_json_lines(parts.run_dir / "metrics.jsonl"))
     if trainer.is_stopping:
         print(f"stopped after step {step}; go on with resume={parts.run_dir}")

@@ -3,7 +3,7 @@
 ``x`` counts the positions of a decoder row, ``q`` the completion tokens of all rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +20,8 @@ class DecoderInputs:
 
     Attributes:
         embeddings: Prompt and completion of every row, compact, padded on the right with zeros.
-        is_visible: True at positions that hold an embedding (causality is added), or for every position (second
-            axis) True at those that it sees (third axis).
+        is_visible: True at positions that hold an embedding (causality is added), or for every position
+            (second axis) True at those that it sees (third axis).
         position_ids: Rotary position of every embedding.
         predictor_row: Row of every completion token, row by row in order.
         predictor_column: Position whose hidden state predicts that token.
@@ -105,9 +105,10 @@ def replica_inputs(
 
 
 def tree_inputs(prompts: Prompts, trees: TreeBatch, embed: Callable[[Tensor], Tensor]) -> DecoderInputs:
-    """One row per utterance: its prompt, then every node of its tree that another node follows.
+    """For every utterance its prompt, then the nodes of its tree that another node follows.
 
-    Leaves are predicted but predict nothing, so they are left out.
+    Leaves are predicted but predict nothing, so they are left out. Short utterances share a row, unseen by
+    each other, so that rows are padded little.
 
     Args:
         prompts: Prompt of every utterance.
@@ -115,8 +116,8 @@ def tree_inputs(prompts: Prompts, trees: TreeBatch, embed: Callable[[Tensor], Te
         embed: Looks up token embeddings.
 
     Example:
-        Prompt ``[A B]`` and transcripts ``1 2``, ``1 3``: the row is ``A B 1``, and columns 1, 2 and 2 predict the
-        nodes 1, 2 and 3.
+        Prompt ``[A B]`` and transcripts ``1 2``, ``1 3``: the utterance is ``A B 1``, and columns 1, 2 and 2
+        predict the nodes 1, 2 and 3.
     """
     inner = trees.inner()
     source = torch.cat([prompts.embeddings, embed(inner.trees.tokens)], dim=1)
@@ -126,10 +127,81 @@ def tree_inputs(prompts: Prompts, trees: TreeBatch, embed: Callable[[Tensor], Te
     index = torch.where(column < num_prompt, column, column - num_prompt + prompts.embeddings.shape[1])
     depth = inner.trees.depths.gather(1, (column - num_prompt).clamp(0, inner.trees.depths.shape[1] - 1))
     tree, node = trees.is_node.nonzero(as_tuple=True)
-    return DecoderInputs(
+    inputs = DecoderInputs(
         embeddings=_take(source, index, column < num_tokens),
         is_visible=tree_mask(prompts.num_tokens, inner.trees, column.shape[1]),
         position_ids=torch.where(column < num_prompt, column, num_prompt + depth),
         predictor_row=tree,
         predictor_column=prompts.num_tokens[tree] + inner.parent_rank[tree, node],
     )
+    return pack_rows(inputs, num_tokens[:, 0].tolist())
+
+
+def share_rows(sizes: Sequence[int]) -> list[list[int]]:
+    """Put pieces into rows so that padding all rows to the longest wastes least.
+
+    Longest first, each into the first row with room; tried for rows one, two and four times as long as the
+    longest piece, since attention costs grow with the square of the row.
+
+    Returns:
+        Numbers of the pieces in each row.
+    """
+    longest_first = sorted(range(len(sizes)), key=lambda piece: -sizes[piece])
+    best: list[list[int]] = []
+    fewest = sum(sizes) * len(sizes) + 1
+    for factor in (1, 2, 4):
+        rows: list[list[int]] = []
+        room: list[int] = []
+        for piece in longest_first:
+            row = next((row for row, left in enumerate(room) if left >= sizes[piece]), len(rows))
+            if row == len(rows):
+                rows.append([])
+                room.append(factor * max(sizes))
+            rows[row].append(piece)
+            room[row] -= sizes[piece]
+        num_positions = len(rows) * (factor * max(sizes) - min(room))
+        if num_positions < fewest:
+            best, fewest = rows, num_positions
+    return best
+
+
+def pack_rows(inputs: DecoderInputs, sizes: Sequence[int]) -> DecoderInputs:
+    """Let rows share a row where their lengths allow it; no position sees another's row.
+
+    Args:
+        inputs: Rows with pairwise visibility.
+        sizes: Positions of each row that are not padding.
+    """
+    rows = share_rows(sizes)
+    if len(rows) == len(sizes):
+        return inputs
+    device = inputs.embeddings.device
+    width = max(sum(sizes[piece] for piece in pieces) for pieces in rows)
+    # Padding sees itself, so that no softmax is empty.
+    is_visible = torch.eye(width, dtype=torch.bool, device=device).repeat(len(rows), 1, 1)
+    new_row, offset = [0] * len(sizes), [0] * len(sizes)
+    for row, pieces in enumerate(rows):
+        start = 0
+        for piece in pieces:
+            span, own = slice(start, start + sizes[piece]), slice(sizes[piece])
+            is_visible[row, span, span] = inputs.is_visible[piece, own, own]
+            new_row[piece], offset[piece] = row, start
+            start += sizes[piece]
+
+    def pack(values: Tensor) -> Tensor:
+        packed = [torch.cat([values[piece, : sizes[piece]] for piece in pieces]) for pieces in rows]
+        return torch.stack([_pad_to(row, width) for row in packed])
+
+    piece = inputs.predictor_row
+    return DecoderInputs(
+        embeddings=pack(inputs.embeddings),
+        is_visible=is_visible,
+        position_ids=pack(inputs.position_ids),
+        predictor_row=torch.tensor(new_row, device=device)[piece],
+        predictor_column=inputs.predictor_column + torch.tensor(offset, device=device)[piece],
+    )
+
+
+def _pad_to(values: Tensor, length: int) -> Tensor:
+    """Append zeros to the first axis."""
+    return torch.cat([values, values.new_zeros(length - len(values), *values.shape[1:])])

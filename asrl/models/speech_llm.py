@@ -22,7 +22,7 @@ from asrl.models.projector import Projector
 from asrl.models.prompt import PromptTemplate
 from asrl.models.released_files import CheckpointArgs
 from asrl.tree import build_trees
-from asrl.types import Prompts, SpeechBatch, SpeechEmbeddings, TokenScores
+from asrl.types import Completions, Prompts, SpeechBatch, SpeechEmbeddings, TokenScores
 
 
 def cache_argument(forward: Callable) -> str:
@@ -92,6 +92,21 @@ class SpeechLLM(nn.Module):
         self.work["encoder_utterances"] += len(features)
         return self.project(self.encoder(features, num_frames).hidden, num_frames)
 
+    def encode_batch(self, batch: SpeechBatch, utterances: Int[Tensor, " i"]) -> SpeechEmbeddings:
+        """Speech embeddings of these utterances of a batch, from its encoder output if that was kept."""
+        num_frames = batch.num_frames[utterances]
+        if batch.encoded is not None:
+            return self.project(batch.encoded[utterances], num_frames)
+        return self.encode(batch.features[utterances], num_frames)
+
+    @torch.no_grad()
+    def keep_encoded(self, batch: SpeechBatch) -> SpeechBatch:
+        """Run a frozen encoder once for all forwards on a batch; a trained one is left to each forward."""
+        if any(parameter.requires_grad for parameter in self.encoder.parameters()):
+            return batch
+        self.work["encoder_utterances"] += len(batch.features)
+        return replace(batch, encoded=self.encoder(batch.features, batch.num_frames).hidden)
+
     def project(self, hidden: Float[Tensor, "u t e"], num_frames: Int[Tensor, " u"]) -> SpeechEmbeddings:
         """Turn encoder output into speech embeddings."""
         num_tokens = count_frames(num_frames, "stride") // self.projector.downsample
@@ -114,6 +129,11 @@ class SpeechLLM(nn.Module):
         """Look up token embeddings."""
         return self.causal_lm.get_input_embeddings()(tokens)
 
+    def decode(self, completions: Completions) -> list[str]:
+        """Completions as text."""
+        rows = zip(completions.tokens.tolist(), completions.mask.sum(1).tolist(), strict=True)
+        return [self.prompt.decode(tokens[:num_tokens]) for tokens, num_tokens in rows]
+
     def decoder(
         self,
         embeddings: Float[Tensor, "n x d"],
@@ -125,8 +145,8 @@ class SpeechLLM(nn.Module):
 
         Args:
             embeddings: New positions only, when there is a cache.
-            attention_mask: True at visible keys, ``[n, keys]`` (causality is added) or ``[n, x, keys]``; None if
-                every earlier position is visible.
+            attention_mask: True at visible keys, ``[n, keys]`` (causality is added) or ``[n, x, keys]``; None
+                if every earlier position is visible.
             position_ids: Rotary positions.
             cache: Grows in place.
         """
@@ -178,8 +198,7 @@ class SpeechLLM(nn.Module):
         self, batch: SpeechBatch, tokens: Int[Tensor, "n l"], mask: Bool[Tensor, "n l"], temperature: float
     ) -> TokenScores:
         """Every row encodes its utterance anew, so that in training each has dropout masks of its own."""
-        rows = batch.row_utterance
-        speech = self.encode(batch.features[rows], batch.num_frames[rows])
+        speech = self.encode_batch(batch, batch.row_utterance)
         return self.score(speech, tokens, mask, temperature=temperature)
 
     def _score_trees(
@@ -188,7 +207,7 @@ class SpeechLLM(nn.Module):
         """Every utterance is encoded once, and a beginning that transcripts share is read once."""
         used, row_tree = batch.row_utterance.unique(return_inverse=True)
         trees = build_trees(tokens, mask, row_tree, len(used))
-        prompts = self.prompts(self.encode(batch.features[used], batch.num_frames[used]))
+        prompts = self.prompts(self.encode_batch(batch, used))
         inputs = tree_inputs(prompts, trees, self.embed)
         scores = self._token_scores(inputs, trees.tokens[trees.is_node], trees.is_node, temperature)
         return TokenScores(trees.gather(scores.logps, mask), trees.gather(scores.entropy, mask))

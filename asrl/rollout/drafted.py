@@ -1,13 +1,12 @@
 """This module is the only place that draws transcripts many tokens at a time, by checking drafts.
 
-A draw is a function of the model and of the row's own noise. One forward over a guess of the next tokens gives
-the exact distribution after each of them, so every row draws its own token at every place, as if they had come
-one by one, up to the first that differs from the guess. Nothing is accepted or rejected at random: the
-transcripts are those of ``plain.generate``.
+A draw is a function of the model and of the row's own noise. One forward over a guess of the next tokens
+gives the exact distribution after each of them, so every row draws its own token at every place, as if they
+had come one by one, up to the first that differs from the guess. Nothing is accepted or rejected at random:
+the transcripts are those of ``plain.generate``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,47 +16,11 @@ from transformers import DynamicCache
 from asrl.models.layouts import replica_inputs
 from asrl.models.prompt import clean_text
 from asrl.models.speech_llm import SpeechLLM
-from asrl.rollout.drafts import LONGEST_DRAFT, Draft, next_length, propose
+from asrl.rollout.drafts import LONGEST_DRAFT, Branch, Draft, Fork, next_length, propose
 from asrl.rollout.settings import SamplingSettings, row_uniforms
 from asrl.sampling import draw_each, place_logps
 from asrl.tree import PROMPT, PrefixTree
 from asrl.types import Completions, Prompts, SpeechBatch
-
-
-@dataclass(frozen=True)
-class Branch:
-    """Rows of an utterance that have written the same tokens so far.
-
-    Attributes:
-        utterance: Index of the utterance.
-        node: Last token written, which the decoder has not read yet; ``PROMPT`` before the first.
-        rows: Rows of the batch.
-        draft: Guess of the tokens after ``node``.
-        draft_length: How many tokens the guess was allowed to have.
-    """
-
-    utterance: int
-    node: int
-    rows: tuple[int, ...]
-    draft: Draft
-    draft_length: int
-
-
-@dataclass(frozen=True)
-class Fork:
-    """Rows that left a branch with the same token.
-
-    Attributes:
-        parent: Index of the branch.
-        num_accepted: Tokens of its draft that the rows have written before.
-        node: The token that they wrote next.
-        rows: Rows of the batch.
-    """
-
-    parent: int
-    num_accepted: int
-    node: int
-    rows: tuple[int, ...]
 
 
 @torch.no_grad()
@@ -74,8 +37,8 @@ def generate(
         model: Dropout is off while it draws; its mode is restored afterwards.
         batch: The transcripts of its utterances are the first drafts.
         settings: What to draw from.
-        is_any_rank_busy: Told whether this rank has rows left; where parameters are sharded, it answers for all
-            ranks, and a rank without rows keeps joining forwards.
+        is_any_rank_busy: Told whether this rank has rows left; where parameters are sharded, it answers for
+            all ranks, and a rank without rows keeps joining forwards.
     """
     was_training = model.training
     model.eval()
@@ -88,8 +51,9 @@ def generate(
 class _Rollout:
     """The trees under construction, and the cache of their growing ends: one row per branch.
 
-    The cache only grows: every forward appends the same number of columns to all rows. Columns that are not on a
-    row's path (padding, wrong drafts) are masked out by ``is_valid``, and positions are given explicitly.
+    The cache only grows: every forward appends the same number of columns to all rows. Columns that are not
+    on a row's path (padding, wrong drafts) are masked out by ``is_valid``, and positions are given
+    explicitly.
     """
 
     def __init__(self, model: SpeechLLM, batch: SpeechBatch, settings: SamplingSettings) -> None:
@@ -110,7 +74,8 @@ class _Rollout:
 
     def run(self, is_any_rank_busy: Callable[[bool], bool]) -> Completions:
         """Round after round until every row is done."""
-        prompts = self.model.prompts(self.model.encode(self.batch.features, self.batch.num_frames))
+        everyone = torch.arange(len(self.batch.utterances), device=self.device)
+        prompts = self.model.prompts(self.model.encode_batch(self.batch, everyone))
         branches = self.start()
         forks = self.walk(branches, self.read_prompts(prompts, branches))
         while is_any_rank_busy(bool(forks)):
@@ -122,10 +87,10 @@ class _Rollout:
             forks = self.walk(branches, self.read(branches))
         return self.completions()
 
-    # ---- forwards --------------------------------------------------------------------------------------------
+    # ---- forwards ------------------------------------------------------------------------------------------
 
     def read_prompts(self, prompts: Prompts, branches: list[Branch]) -> list[Float[Tensor, "places d"]]:
-        """Read prompts and first drafts; return the states that predict each draft token and the one after."""
+        """Read prompts and first drafts; return the states that predict every draft token and the next."""
         tokens, mask = self.pad([list(branch.draft.tokens) for branch in branches])
         inputs = replica_inputs(prompts, self.model.embed(tokens), mask)
         hidden = self.model.decoder(inputs.embeddings, inputs.is_visible, inputs.position_ids, self.cache)
@@ -140,7 +105,9 @@ class _Rollout:
     def read(self, branches: list[Branch]) -> list[Float[Tensor, "places d"]]:
         """Read the last token and the draft of every branch; return states as ``read_prompts`` does."""
         pending = [self.trees[branch.utterance].tokens[branch.node] for branch in branches]
-        tokens, mask = self.pad([[token, *b.draft.tokens] for token, b in zip(pending, branches, strict=True)])
+        tokens, mask = self.pad(
+            [[token, *b.draft.tokens] for token, b in zip(pending, branches, strict=True)]
+        )
         depths = [self.trees[branch.utterance].depths[branch.node] for branch in branches]
         first = self.num_prompt + torch.tensor(depths, device=self.device)
         hidden = self.model.decoder(
@@ -176,7 +143,7 @@ class _Rollout:
         mask = torch.arange(width, device=self.device) < num_tokens[:, None]
         return torch.tensor(tokens, dtype=torch.long, device=self.device).reshape(len(rows), width), mask
 
-    # ---- draws -----------------------------------------------------------------------------------------------
+    # ---- draws ---------------------------------------------------------------------------------------------
 
     def start(self) -> list[Branch]:
         """One branch per utterance, with its transcript as draft."""

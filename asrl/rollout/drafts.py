@@ -1,4 +1,4 @@
-"""This module is the only place that guesses how a transcript goes on. A bad guess costs time, never changes a draw."""
+"""This module is the only place that guesses how a transcript goes on; a bad guess costs time, not a draw."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +19,42 @@ class Draft:
 
     tokens: tuple[int, ...]
     reference_place: int
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Rows of an utterance that have written the same tokens so far.
+
+    Attributes:
+        utterance: Index of the utterance.
+        node: Last token written, which the decoder has not read yet; ``PROMPT`` before the first.
+        rows: Rows of the batch.
+        draft: Guess of the tokens after ``node``.
+        draft_length: How many tokens the guess was allowed to have.
+    """
+
+    utterance: int
+    node: int
+    rows: tuple[int, ...]
+    draft: Draft
+    draft_length: int
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Rows that left a branch with the same token.
+
+    Attributes:
+        parent: Index of the branch.
+        num_accepted: Tokens of its draft that the rows have written before.
+        node: The token that they wrote next.
+        rows: Rows of the batch.
+    """
+
+    parent: int
+    num_accepted: int
+    node: int
+    rows: tuple[int, ...]
 
 
 def find_ending(written: Sequence[int], source: Sequence[int], *, near: int | None = None) -> int | None:
@@ -56,8 +92,8 @@ def propose(
 ) -> Draft:
     """Guess the next tokens.
 
-    A loop goes on; otherwise the place is looked up in the reference, then in finished siblings; failing that, the
-    last token is taken for a substitution and the reference goes on after it.
+    A loop goes on; otherwise the place is looked up in the reference, then in finished siblings; failing
+    that, the last token is taken for a substitution and the reference goes on after it.
 
     Args:
         written: The transcript so far.

@@ -44,15 +44,16 @@ class _Rows:
 def generate(model: SpeechLLM, batch: SpeechBatch, settings: SamplingSettings) -> Completions:
     """Draw one transcript per row of ``batch``. Dropout is off; the model's mode is restored afterwards.
 
-    Nothing is shared between rows: each encodes its utterance and reads its prompt. The noise of token t of a row
-    is number t of the row's own stream, so a transcript does not depend on the batch that it is drawn in.
+    Nothing is shared between rows: each encodes its utterance and reads its prompt. The noise of token t of a
+    row is number t of the row's own stream, so a transcript does not depend on the batch that it is drawn in.
     """
     was_training = model.training
     model.eval()
     try:
-        rows = batch.row_utterance
-        prompts = model.prompts(model.encode(batch.features[rows], batch.num_frames[rows]))
-        return _write(_Rows(model, prompts), row_uniforms(batch, settings.max_new_tokens, seed=settings.seed), settings)
+        prompts = model.prompts(model.encode_batch(batch, batch.row_utterance))
+        return _write(
+            _Rows(model, prompts), row_uniforms(batch, settings.max_new_tokens, seed=settings.seed), settings
+        )
     finally:
         model.train(was_training)
 

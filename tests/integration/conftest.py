@@ -69,15 +69,15 @@ def train(arguments):
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def train_here(arguments):
     """Run a training in this process, which saves the start-up; return its figures."""
 
     def run(run_dir: Path, *overrides: str) -> dict:
-        return train_command.run(compose_config("train", arguments(run_dir, *overrides)))
+        with restored_signals():
+            return train_command.run(compose_config("train", arguments(run_dir, *overrides)))
 
-    with restored_signals():
-        yield run
+    return run
 
 
 @pytest.fixture
@@ -89,11 +89,11 @@ def command(monkeypatch, capfd):
         status = 0
         capfd.readouterr()
         try:
-            exit_with_one_line(ENTRY_POINTS[name].main)
+            with restored_signals():
+                exit_with_one_line(ENTRY_POINTS[name].main)
         except SystemExit as end:
             status = end.code
         captured = capfd.readouterr()
         return SimpleNamespace(status=status, output=captured.out, errors=captured.err)
 
-    with restored_signals():
-        yield run
+    return run

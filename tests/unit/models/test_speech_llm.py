@@ -201,7 +201,8 @@ def test_switching_dropout_off_twice_and_on_restores_every_rate(model):
     assert set(before.values()) == {0.0, 0.05, 0.1}
 
 
-def test_rows_of_one_utterance_have_dropout_masks_of_their_own(model, make_batch):
+def test_replicas_of_one_utterance_have_dropout_masks_of_their_own(model, make_batch):
+    model.layout = "replicas"
     batch = make_batch([0], [0, 0])
     tokens, mask = TOKENS[[1, 1]], MASK[[1, 1]]
     same = score(model, batch, tokens, mask).logps
