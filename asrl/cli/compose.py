@@ -40,6 +40,8 @@ def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
     Raises:
         UserError: In one line, with the nearest name that exists.
     """
+    if not CONFIG_DIRECTORY.is_dir():
+        raise UserError(f"{CONFIG_DIRECTORY} not found; install asrl from its repository: pip install -e .")
     register_schemas()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIG_DIRECTORY), version_base="1.3"):

@@ -46,9 +46,9 @@ def run(config: DictConfig) -> None:
     """Train a model on the transcripts of ``data.train``."""
     accelerator = start_accelerator()
     torch.manual_seed(config.seed)
-    model = load_model(config.model, dropout=config.dropout)
     augment = SpecAugment(**config.spec_augment, seed=config.seed)
-    dataset = load_dataset(config.data.train, config.model.path, augment=augment)
+    dataset = load_dataset(config.data.train, config.model.path, augment=augment)  # first: fails fast
+    model = load_model(config.model, dropout=config.dropout)
     sampler = _batches(config, dataset, accelerator)
     run_dir = unused_run_dir(config.run_dir, accelerator)
     policy = SupervisedModel(model, encoder_ctc=config.ctc.encoder, projector_ctc=config.ctc.projector)

@@ -28,7 +28,7 @@ from asrl.cli.build import (
 from asrl.cli.compose import check_command_line, resumed_config
 from asrl.cli.describe import describe
 from asrl.cli.summary import compare, print_summary, training_figures, write_summary
-from asrl.config import CONFIG_DIRECTORY, check_combinations
+from asrl.config import CONFIG_DIRECTORY, check_combinations, check_values
 from asrl.data.dataset import make_loader
 from asrl.data.sampler import RepeatSampler
 from asrl.errors import exit_with_one_line
@@ -66,6 +66,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     """Train, compare the model before and after on the held-out sets, and return figures of the training."""
     if config.resume:
         config = resumed_config(config.resume, HydraConfig.get().overrides.task)
+    check_values(config)  # again, for the jobs of a sweep
     check_combinations(config)
     accelerator = start_accelerator(config.trainer.mixed_precision)
     trainer = build_trainer(config, accelerator)
@@ -87,7 +88,7 @@ def build_trainer(config: DictConfig, accelerator: Accelerator) -> Trainer:
     """
     torch.manual_seed(config.seed)  # of a fresh LoRA
     rewards = build_rewards(OmegaConf.to_container(config.reward, resolve=True))
-    dataset = load_dataset(config.data.train, config.model.path)  # first: its errors are cheap to find
+    dataset = load_dataset(config.data.train, config.model.path)  # first: fails fast
     model = load_model(config.model, dropout=config.dropout)
     steps_per_batch = config.num_iterations * config.steps_per_generation
     num_batches = math.ceil(config.trainer.max_steps / steps_per_batch)

@@ -23,7 +23,10 @@ def assert_one_line(result, *, is_alone=True):
             "importance_sampling_level must be one of token, sequence, sequence_token, got 'sequense'; "
             "did you mean 'sequence'",
         ),
-        ("importance_sampling_levle=token", "'importance_sampling_levle'; did you mean 'importance_sampling_level'"),
+        (
+            "importance_sampling_levle=token",
+            "'importance_sampling_levle'; did you mean 'importance_sampling_level'",
+        ),
         ("trainer.max_step=5", "'trainer.max_step'; did you mean 'trainer.max_steps'"),
         ("trainer.max_steps=many", "trainer.max_steps: Value 'many' of type 'str' could not be converted"),
         ("optim=demmo", "optim=demmo: there is no configs/optim/demmo.yaml; did you mean 'demo'"),

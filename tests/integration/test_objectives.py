@@ -95,5 +95,14 @@ def test_hypotheses_of_only_the_end_token_go_through_the_whole_step(run, monkeyp
 def test_transcripts_are_written_with_each_reward(run, tmp_path):
     run()
     first = read_lines(tmp_path / "run" / "completions.jsonl")[0]
-    assert list(first) == ["step", "key", "transcript", "hypothesis", "num", "accuracy", "signal", "advantage"]
+    assert list(first) == [
+        "step",
+        "key",
+        "transcript",
+        "hypothesis",
+        "num",
+        "accuracy",
+        "signal",
+        "advantage",
+    ]
     assert not (tmp_path / "run" / "wandb").exists()

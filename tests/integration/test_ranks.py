@@ -26,8 +26,8 @@ def transcripts(run_dir):
     return rows
 
 
-# Adding one vector to all keys adds the same to all scores of a query, which softmax ignores: the gradient of this
-# bias is 0 but for rounding, and Adam blows rounding up to the size of a step.
+# Adding one vector to all keys adds the same to all scores of a query, which softmax ignores: the gradient of
+# this bias is 0 but for rounding, and Adam blows rounding up to the size of a step.
 WITHOUT_GRADIENT = "layer_norm_k.bias"
 
 

@@ -1,4 +1,4 @@
-"""A run that was interrupted goes on as if nothing had happened: the same lines, the same weights, bit for bit."""
+"""An interrupted run goes on as if nothing had happened: the same lines and weights, bit for bit."""
 
 import signal
 import subprocess
@@ -10,7 +10,8 @@ from runs import TIMEOUT, final_weights, finish, read_metrics, start, write_mani
 
 from asrl.checkpoint import list_checkpoints
 
-# Ten utterances, four a batch: the third batch takes its last two from the second epoch. Five batches of four steps.
+# Ten utterances, four a batch: the third batch takes its last two from the second epoch. Five batches of four
+# steps.
 OVERRIDES = (
     "trainer.rows_per_device=8",
     "num_iterations=2",
@@ -102,9 +103,7 @@ def test_a_finished_run_can_be_extended(command, uninterrupted, tmp_path):
     assert [row["step"] for row in rows[len(before) :]] == [21, 22, 23, 24, 24]
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
-    command, uninterrupted, tmp_path
-):
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(command, uninterrupted, tmp_path):
     run_dir = tmp_path / "run"
     subprocess.run(["cp", "-r", str(uninterrupted), str(run_dir)], check=True)
     newest = list_checkpoints(run_dir)[-1]
@@ -122,7 +121,10 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     [
         (["resume={nowhere}"], "config.yaml not found; name the directory of a run"),
         (["resume={run}", "logger=wandb"], "a resumed run keeps its configuration"),
-        (["resume={run}", "model.train_encoder=false"], "holds other trained weights than this configuration"),
+        (
+            ["resume={run}", "model.train_encoder=false"],
+            "holds other trained weights than this configuration",
+        ),
     ],
 )
 def test_a_resume_that_cannot_work_ends_with_one_line(command, uninterrupted, tmp_path, words, message):

@@ -47,7 +47,10 @@ def test_diversity_ignores_what_stands_in_the_padding():
     tokens = torch.tensor([[5, 9, 1], [5, 9, 2], [5, 9, 3], [6, 9, 0]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0]]).bool()
     # First group: 5 9 twice. Second: 5 9 3 and 6 9.
-    assert diversity_statistics(tokens, mask, 2) == {"group/unique_transcripts": 1.5, "group/frac_identical": 0.5}
+    assert diversity_statistics(tokens, mask, 2) == {
+        "group/unique_transcripts": 1.5,
+        "group/frac_identical": 0.5,
+    }
 
 
 def test_completion_statistics_by_hand():
