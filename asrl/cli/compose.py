@@ -11,7 +11,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from asrl.config import CONFIG_DIRECTORY, SCHEMAS, TrainConfig, check_values, register_schemas
+from asrl.config import CONFIG_DIRECTORY, SCHEMAS, TrainConfig, register_schemas
+from asrl.config_checks import check_values
 from asrl.errors import UserError
 from asrl.registry import nearest
 

@@ -28,7 +28,8 @@ from asrl.cli.build import (
 from asrl.cli.compose import check_command_line, resumed_config
 from asrl.cli.describe import describe
 from asrl.cli.summary import compare, print_summary, training_figures, write_summary
-from asrl.config import CONFIG_DIRECTORY, check_combinations, check_values
+from asrl.config import CONFIG_DIRECTORY
+from asrl.config_checks import check_combinations, check_values
 from asrl.data.dataset import make_loader
 from asrl.data.sampler import RepeatSampler
 from asrl.errors import exit_with_one_line

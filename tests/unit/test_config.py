@@ -4,14 +4,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from asrl.cli.compose import compose_config
-from asrl.config import (
-    CHOICES,
-    CONFIG_DIRECTORY,
-    RANGES,
-    SCHEMAS,
-    check_combinations,
-    check_values,
-)
+from asrl.config import CONFIG_DIRECTORY, SCHEMAS
+from asrl.config_checks import CHOICES, RANGES, check_combinations, check_values
 from asrl.errors import UserError
 
 TRAIN = OmegaConf.structured(SCHEMAS["train"])
@@ -20,7 +14,7 @@ EXPERIMENTS = sorted(path.stem for path in (CONFIG_DIRECTORY / "experiment").glo
 GROUPS = sorted(
     (path.parent.name, path.stem)
     for path in CONFIG_DIRECTORY.glob("*/*.yaml")
-    if path.parent.name not in ("experiment", "accelerate")
+    if path.parent.name not in ("experiment", "accelerate", "recipe")
 )
 
 
