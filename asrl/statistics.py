@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from asrl.tree import build_trees
+
 
 def reward_statistics(
     values: Float[Tensor, "n k"],
@@ -41,12 +43,18 @@ def reward_statistics(
 def diversity_statistics(
     tokens: Int[Tensor, "n l"], mask: Bool[Tensor, "n l"], num_generations: int
 ) -> dict[str, float]:
-    """How many different transcripts a group has, and how many groups have only one."""
+    """How many different transcripts a group has, how many groups have only one, and what a tree would keep.
+
+    ``group/tree_share`` is the share of tokens left when shared beginnings count once.
+    """
+    row_group = torch.arange(len(tokens), device=tokens.device) // num_generations
+    trees = build_trees(tokens, mask, row_group, len(tokens) // num_generations)
     padded = torch.where(mask, tokens, -1).view(-1, num_generations, tokens.shape[1])
     num_unique = torch.tensor([len(group.unique(dim=0)) for group in padded], dtype=torch.float32)
     return {
         "group/unique_transcripts": num_unique.mean().item(),
         "group/frac_identical": (num_unique == 1).float().mean().item(),
+        "group/tree_share": (trees.is_node.sum() / mask.sum()).item(),
     }
 
 

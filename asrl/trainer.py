@@ -107,7 +107,9 @@ class Trainer:
 
     def log(self, metrics: dict[str, float]) -> None:
         """Write one line of metrics; the first step on a batch also reports its rollouts."""
-        timings = self.clock.read()
+        work = self.parts.model.work
+        timings = self.clock.read() | {f"work/{name}": count for name, count in work.items()}
+        work.clear()
         is_due = self.is_due(self.config.logger.completions_every, 1)
         transcripts = gather_object(self.transcripts) if is_due else []
         if self.parts.tracker:

@@ -10,6 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from asrl.config import CONFIG_DIRECTORY, SCHEMAS, TrainConfig, register_schemas
 from asrl.config_checks import check_values
@@ -50,6 +51,7 @@ def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
             composed = OmegaConf.to_container(compose(name, overrides=list(overrides)))
             # Merged into the schema once more: `+key=value` would otherwise add anything.
             config = OmegaConf.merge(OmegaConf.structured(SCHEMAS[name]), composed)
+            OmegaConf.to_container(config, resolve=True)  # raises where an interpolation leads nowhere
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             keys = [*config_groups(name), *known_keys(compose(name))]
             raise UserError(_explain(error, keys)) from error
@@ -67,7 +69,9 @@ def _explain(error: Exception, keys: list[str]) -> str:
     text = "\n".join(messages)
     if match := re.search(r"Key '([^']+)' (?:is not in struct|not in '\w+')\s+full_key: (\S+)", text):
         return f"unknown setting {match[2]!r}{nearest(match[2], keys)}"
-    if (match := re.search(r"Could not override '([^']+)'", text)) and "full_key" not in text:
+    if (
+        match := re.search(r"Could not (?:override|delete from config\.) '([^']+)'", text)
+    ) and "full_key" not in text:
         return f"unknown setting {match[1]!r}{nearest(match[1], keys)}"
     if match := re.search(r"Could not find '([^']+)/([^']+)'", text):
         options = [path.stem for path in (CONFIG_DIRECTORY / match[1]).glob("*.yaml")]
@@ -100,8 +104,10 @@ def check_command_line(name: str, arguments: Sequence[str]) -> None:
     except HydraException as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"not a setting of the form key=value: {reason}") from error
-    if not sweeps:
-        compose_config(name, overrides)
+    if sweeps:
+        return
+    if missing := sorted(OmegaConf.missing_keys(compose_config(name, overrides))):
+        raise UserError(f"{missing[0]} has no default and must be given: {missing[0]}=...")
 
 
 def resumed_config(run_dir: str, overrides: Sequence[str]) -> DictConfig:
@@ -113,7 +119,11 @@ def resumed_config(run_dir: str, overrides: Sequence[str]) -> DictConfig:
     path = Path(run_dir) / "config.yaml"
     if not path.is_file():
         raise UserError(f"resume={run_dir}: {path} not found; name the directory of a run")
-    config = OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path))
+    try:
+        config = OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path))
+    except (YAMLError, OmegaConfBaseException) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: not a configuration of this version ({reason}); start a new run") from error
     for override in overrides:
         key = override.lstrip("+~").split("=")[0]
         if (CONFIG_DIRECTORY / key).is_dir():

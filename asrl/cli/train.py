@@ -42,6 +42,7 @@ from asrl.rewards import build_rewards
 from asrl.rollout.engines import ENGINES
 from asrl.rollout.settings import SamplingSettings, greedy
 from asrl.run_state import Parts, Progress, restore_run
+from asrl.tracking import Tracker
 from asrl.trainer import Trainer
 
 MODES = ("greedy", "sampled")
@@ -100,8 +101,7 @@ def build_trainer(config: DictConfig, accelerator: Accelerator) -> Trainer:
     progress = restore(config, model, optimizer, schedule)
     sampler = rollout_batches(config, len(dataset), accelerator, start=progress.position, end=num_batches)
     run_dir = Path(config.resume) if config.resume else unused_run_dir(config.run_dir, accelerator)
-    settings = {key: value for key, value in config.rollout.items() if key != "engine"}
-    sampling = SamplingSettings(**settings, seed=config.seed)
+    sampling = sampling_settings(config)
     evaluator = build_evaluator(
         model,
         config,
@@ -111,12 +111,8 @@ def build_trainer(config: DictConfig, accelerator: Accelerator) -> Trainer:
         run_dir=run_dir,
     )
     policy, optimizer = accelerator.prepare(model, optimizer)
-    tracker = None
-    if accelerator.is_main_process:
-        tracker = start_tracker(
-            config, run_dir, max_steps=num_steps, start=progress.step, wandb_id=progress.wandb_id
-        )
-        progress.wandb_id = tracker.wandb.run_id if tracker.wandb else None
+    is_main = accelerator.is_main_process
+    tracker = open_tracker(config, run_dir, progress, max_steps=num_steps) if is_main else None
     parts = Parts(
         policy=policy,
         model=model,
@@ -133,6 +129,21 @@ def build_trainer(config: DictConfig, accelerator: Accelerator) -> Trainer:
         run_dir=run_dir,
     )
     return Trainer(parts, config, progress, num_batches=num_batches)
+
+
+def sampling_settings(config: DictConfig) -> SamplingSettings:
+    """The distribution that rollouts are drawn from."""
+    settings = {key: value for key, value in config.rollout.items() if key != "engine"}
+    return SamplingSettings(**settings, seed=config.seed)
+
+
+def open_tracker(config: DictConfig, run_dir: Path, progress: Progress, *, max_steps: int) -> Tracker:
+    """Open the run's logs where its progress left them, and note its wandb run in the progress."""
+    tracker = start_tracker(
+        config, run_dir, max_steps=max_steps, start=progress.step, wandb_id=progress.wandb_id
+    )
+    progress.wandb_id = tracker.wandb.run_id if tracker.wandb else None
+    return tracker
 
 
 def rollout_batches(

@@ -67,7 +67,8 @@ def test_a_reward_can_be_added_and_switched_off():
         ),
         ("just words", "not a setting of the form key=value: 'just words'"),
         ("seed=[1", "not a setting of the form key=value: "),
-        ("run_dir=${nowhere}", "nowhere"),
+        ("run_dir=${nowhere}", "run_dir: Interpolation key 'nowhere' not found"),
+        ("data=manifest", "data.train has no default and must be given: data.train=..."),
     ],
 )
 def test_a_wrong_word_is_explained_in_one_line(override, expected):

@@ -34,7 +34,7 @@ def experience():
 
 
 def test_rows_cut_every_tensor_alike_and_to_the_longest_row(experience):
-    part = experience.rows(1, 3)
+    part = experience.select(torch.tensor([1, 2]))
     expected = torch.tensor([[10, 11, 12], [20, 21, 22]])  # row 2 has three tokens; column 3 is gone
     assert torch.equal(part.completions.tokens, expected)
     assert part.completions.mask.tolist() == [[True, True, False], [True, True, True]]
@@ -51,16 +51,22 @@ def test_rows_cut_every_tensor_alike_and_to_the_longest_row(experience):
 
 
 def test_rows_of_rows_are_the_rows_of_the_whole(experience):
-    nested, direct = experience.rows(0, 3).rows(1, 2), experience.rows(1, 2)
+    nested = experience.select(torch.tensor([0, 3, 1])).select(torch.tensor([2]))
+    direct = experience.select(torch.tensor([1]))
     assert torch.equal(nested.completions.tokens, direct.completions.tokens)
     assert torch.equal(nested.batch.row_index, direct.batch.row_index)
     assert direct.completions.tokens.tolist() == [[10, 11]]
 
 
 def test_rows_without_old_and_reference_logps_stay_without(experience):
-    bare = Experience(experience.batch, experience.completions, experience.advantages).rows(0, 2)
+    bare = Experience(experience.batch, experience.completions, experience.advantages)
+    bare = bare.select(torch.tensor([0, 1]))
     assert bare.old_logps is None
     assert bare.ref_logps is None
+
+
+def test_transcripts_are_the_tokens_under_the_mask(experience):
+    assert experience.transcripts() == [[0], [10, 11], [20, 21, 22], [30, 31, 32, 33]]
 
 
 def test_scores_are_one_column_per_reward_and_nan_where_one_does_not_apply():

@@ -1,7 +1,6 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
+from accelerate import Accelerator
 
 from asrl.experience import Experience
 from asrl.losses import Metric
@@ -20,12 +19,20 @@ def metric(kind, total, weight):
     return Metric(kind, torch.tensor(total, dtype=torch.float64), torch.tensor(weight, dtype=torch.float64))
 
 
-def gathering(other):
-    """An accelerator that answers as if the other rank had sent ``other``."""
-    return SimpleNamespace(gather=lambda local: torch.cat([local, other]))
+@pytest.fixture
+def accelerator(monkeypatch):
+    """An accelerator that answers as if another rank had sent ``other``; none without it."""
+    accelerator = Accelerator(cpu=True)
+
+    def hears(other):
+        monkeypatch.setattr(accelerator, "gather", lambda local: torch.cat([local, other]))
+        return accelerator
+
+    accelerator.hears = hears
+    return accelerator
 
 
-def test_metrics_of_two_ranks_combine_by_kind():
+def test_metrics_of_two_ranks_combine_by_kind(accelerator):
     local = {
         "kl": metric("mean", 6.0, 3.0),
         "ratio/max": metric("max", 1.5, 3.0),
@@ -33,17 +40,17 @@ def test_metrics_of_two_ranks_combine_by_kind():
     }
     # In alphabetical order of their names: kl, ratio/max, ratio/min.
     other = torch.tensor([[[4.0, 1.0], [1.25, 1.0], [0.25, 1.0]]], dtype=torch.float64)
-    assert reduce_metrics(local, gathering(other)) == {
+    assert reduce_metrics(local, accelerator.hears(other)) == {
         "kl": 2.5,  # (6 + 4) / (3 + 1), not the mean of 2 and 4
         "ratio/max": 1.5,
         "ratio/min": 0.25,
     }
 
 
-def test_a_rank_that_observed_nothing_changes_nothing():
+def test_a_rank_that_observed_nothing_changes_nothing(accelerator):
     local = {"kl": metric("mean", 6.0, 3.0), "ratio/max": metric("max", 1.5, 3.0)}
     other = torch.tensor([[[0.0, 0.0], [-torch.inf, 0.0]]], dtype=torch.float64)
-    assert reduce_metrics(local, gathering(other)) == {"kl": 2.0, "ratio/max": 1.5}
+    assert reduce_metrics(local, accelerator.hears(other)) == {"kl": 2.0, "ratio/max": 1.5}
 
 
 def test_rows_are_counted_by_hand():
@@ -80,15 +87,14 @@ HYPOTHESES = ["天气很好", "", "你好", "你好"]
 VALUES = torch.tensor([[1.0, 1.0], [0.0, 0.0], [1.0, NAN], [1.0, NAN]])
 
 
-def test_rollout_metrics_by_hand():
-    alone = SimpleNamespace(gather=lambda local: local, pad_across_processes=lambda local, dim: local)
+def test_rollout_metrics_by_hand(accelerator):
     metrics = rollout_metrics(
         make_experience(),
         VALUES,
         HYPOTHESES,
         reward_weights={"accuracy": 1.0, "hotword": 0.5},
         num_generations=2,
-        accelerator=alone,
+        accelerator=accelerator,
     )
     # Totals 1.5, 0, 1, 1.
     assert metrics["reward/mean"] == 3.5 / 4

@@ -145,8 +145,10 @@ def test_only_the_encoder_helper_has_a_head(model):
 
 
 def draw(seed, step, rank):
-    parts = SimpleNamespace(accelerator=SimpleNamespace(process_index=rank))
-    SupervisedTrainer(parts, SimpleNamespace(seed=seed), None).seed(step)
+    trainer = SupervisedTrainer.__new__(SupervisedTrainer)
+    trainer.parts = SimpleNamespace(accelerator=SimpleNamespace(process_index=rank))
+    trainer.config = SimpleNamespace(seed=seed)
+    trainer.seed(step)
     return torch.rand(1).item()
 
 
