@@ -163,6 +163,7 @@ class SupervisedConfig:
     run_dir: str = "runs/sft-seed${seed}"
     dropout: bool = True
     num_epochs: int = 10
+    max_steps: int | None = None  # stop after so many steps of the schedule of num_epochs
     utterances_per_device: int = 16  # in one step of one process
     eval_every: int = 500  # steps between greedy evaluations of data.dev, each followed by an export
     ctc: CtcConfig = field(default_factory=CtcConfig)

@@ -55,6 +55,7 @@ RANGES = {
     "trainer.save_every": (0, 10**9, True),
     "trainer.keep_checkpoints": (1, 10**6, True),
     "num_epochs": (1, 10**6, True),
+    "max_steps": (1, 10**9, True),
     "utterances_per_device": (1, 10**6, True),
     "eval_every": (1, 10**9, True),
     "max_new_tokens": (1, 10**5, True),

@@ -184,8 +184,8 @@ def show(name: str, result: dict[str, Any]) -> None:
             f"  {arm:8} encoder passes per utterance "
             f"{work['rollout']['encoder_passes_per_utterance']:.2f} (rollout) "
             f"{work['update']['encoder_passes_per_utterance']:.2f} (update); decoder positions "
-            f"{work['rollout']['decoder_positions']:.0f} + {work['update']['decoder_positions']:.0f}; forwards "
-            f"{work['rollout']['decoder_forwards']:.1f}; update positions over floor "
+            f"{work['rollout']['decoder_positions']:.0f} + {work['update']['decoder_positions']:.0f}; "
+            f"forwards {work['rollout']['decoder_forwards']:.1f}; update positions over floor "
             f"{work['update']['positions_over_floor']:.2f}; peak {figures['peak_mib']:.0f} MiB"
         )
 

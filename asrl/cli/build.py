@@ -18,6 +18,7 @@ from asrl.data.features import read_cmvn
 from asrl.data.manifest import read_manifest
 from asrl.evaluator import Evaluator
 from asrl.models.firered import load_firered
+from asrl.models.released_files import check_files
 from asrl.models.speech_llm import SpeechLLM, set_dropout, set_trainable
 from asrl.optimization import build_optimizer, build_schedule
 from asrl.rollout.settings import SamplingSettings
@@ -73,7 +74,12 @@ def build_optimization(model: nn.Module, config: DictConfig, *, num_steps: int) 
 def load_dataset(
     manifest: str, model_path: str, *, augment: Callable[..., Tensor] | None = None
 ) -> SpeechDataset:
-    """Open a manifest with the feature statistics of the model."""
+    """Open a manifest with the feature statistics of the model.
+
+    Raises:
+        UserError: A line of the manifest is wrong, or the model's directory incomplete.
+    """
+    check_files(Path(model_path))
     return SpeechDataset(
         read_manifest(manifest), cmvn=read_cmvn(Path(model_path) / "cmvn.ark"), augment=augment
     )

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 
 import hydra
 import torch
@@ -50,9 +51,12 @@ def run(config: DictConfig) -> None:
     dataset = load_dataset(config.data.train, config.model.path, augment=augment)  # first: fails fast
     model = load_model(config.model, dropout=config.dropout)
     sampler = _batches(config, dataset, accelerator)
+    num_steps = sampler.num_batches
+    if config.max_steps is not None:
+        sampler = replace(sampler, num_batches=min(config.max_steps, num_steps))
     run_dir = unused_run_dir(config.run_dir, accelerator)
     policy = SupervisedModel(model, encoder_ctc=config.ctc.encoder, projector_ctc=config.ctc.projector)
-    optimizer, schedule = build_optimization(policy, config.optim, num_steps=sampler.num_batches)
+    optimizer, schedule = build_optimization(policy, config.optim, num_steps=num_steps)
     evaluator = build_evaluator(
         model,
         config,

@@ -111,8 +111,7 @@ def build_trainer(config: DictConfig, accelerator: Accelerator) -> Trainer:
         run_dir=run_dir,
     )
     policy, optimizer = accelerator.prepare(model, optimizer)
-    is_main = accelerator.is_main_process
-    tracker = open_tracker(config, run_dir, progress, max_steps=num_steps) if is_main else None
+    tracker = open_tracker(config, run_dir, progress, max_steps=num_steps, accelerator=accelerator)
     parts = Parts(
         policy=policy,
         model=model,
@@ -137,8 +136,12 @@ def sampling_settings(config: DictConfig) -> SamplingSettings:
     return SamplingSettings(**settings, seed=config.seed)
 
 
-def open_tracker(config: DictConfig, run_dir: Path, progress: Progress, *, max_steps: int) -> Tracker:
-    """Open the run's logs where its progress left them, and note its wandb run in the progress."""
+def open_tracker(
+    config: DictConfig, run_dir: Path, progress: Progress, *, max_steps: int, accelerator: Accelerator
+) -> Tracker | None:
+    """Open the logs, on the main process, where the run left them; note the wandb run in its progress."""
+    if not accelerator.is_main_process:
+        return None
     tracker = start_tracker(
         config, run_dir, max_steps=max_steps, start=progress.step, wandb_id=progress.wandb_id
     )

@@ -201,3 +201,5 @@ def write_decoder(source: Path, folder: Path, state: Mapping[str, Tensor]) -> No
         json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )
     save_torch_state_dict(dict(state), folder, max_shard_size="5GB")
+    for file in folder.glob("*.safetensors"):
+        file.chmod((folder / "config.json").stat().st_mode)  # it comes out readable by its owner alone

@@ -40,11 +40,11 @@ def uninterrupted(tmp_path_factory, train_here, settings):
     return run_dir
 
 
-def wait_for_lines(process: subprocess.Popen, run_dir, num_lines: int) -> None:
-    """Wait until the metrics have so many lines; fail if the process ends before."""
+def wait_until(process: subprocess.Popen, run_dir, condition) -> None:
+    """Wait until the number of lines of metrics meets the condition; fail if the process ends before."""
     path = run_dir / "metrics.jsonl"
     deadline = time.monotonic() + TIMEOUT
-    while not path.exists() or path.read_text().count("\n") < num_lines:
+    while not path.exists() or not condition(path.read_text().count("\n")):
         assert process.poll() is None, process.communicate()[1][-3000:]
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -66,7 +66,7 @@ def test_a_run_killed_then_interrupted_then_resumed_equals_an_uninterrupted_one(
     run_dir = tmp_path / "run"
     process = start(arguments(run_dir, *settings))
     # Line 9 is the evaluation after step 8; the checkpoint of step 8 follows it. Killed in the third batch.
-    wait_for_lines(process, run_dir, 10)
+    wait_until(process, run_dir, lambda num_lines: num_lines >= 10)
     process.kill()
     assert finish(process).status == -signal.SIGKILL
     assert [path.name for path in list_checkpoints(run_dir)] == ["step-00000008"]
@@ -74,9 +74,8 @@ def test_a_run_killed_then_interrupted_then_resumed_equals_an_uninterrupted_one(
         file.write('{"step": 11, "rewa')  # as a kill in the middle of a write leaves it
 
     process = start([f"resume={run_dir}"])
-    wait_for_lines(process, run_dir, 9)
-    time.sleep(0.1)
-    wait_for_lines(process, run_dir, 11)
+    wait_until(process, run_dir, lambda num_lines: num_lines == 9)  # cut back to step 8
+    wait_until(process, run_dir, lambda num_lines: num_lines >= 11)
     process.send_signal(signal.SIGTERM)
     interrupted = finish(process)
     assert interrupted.status == 0, interrupted.errors[-3000:]

@@ -50,7 +50,7 @@ def test_diversity_ignores_what_stands_in_the_padding():
     assert diversity_statistics(tokens, mask, 2) == {
         "group/unique_transcripts": 1.5,
         "group/frac_identical": 0.5,
-        "group/tree_share": pytest.approx(7 / 9),  # nodes 5, 5 9; 5, 5 9, 5 9 3, 6, 6 9 for 2 + 2 + 3 + 2 tokens
+        "group/tree_share": pytest.approx(7 / 9),  # nodes 5, 59; 5, 59, 593, 6, 69 for 2 + 2 + 3 + 2 tokens
     }
 
 
