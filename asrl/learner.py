@@ -97,7 +97,7 @@ class Learner:
             for rows in self.step_rows(len(experience.advantages)):
                 yield experience.select(rows)
 
-    def cut(self, experience: Experience, rows: Int[Tensor, " r"]) -> list[Int[Tensor, " r"]]:
+    def cut(self, experience: Experience, rows: Int[Tensor, " r"]) -> list[Int[Tensor, " _"]]:
         """Cut rows into what fits one forward and backward pass.
 
         Rows without a gradient are left out, except in the replica layout, which does what padded trainers

@@ -95,7 +95,8 @@ class Tracker:
         if self.wandb:
             self.wandb.log(record | dict(timings))
         shown = {"reward": metrics.get("reward/mean"), "cer": metrics.get("cer"), "kl": metrics.get("kl")}
-        self._bar.set_postfix({key: f"{value:.3f}" for key, value in shown.items() if value is not None})
+        texts = {key: f"{value:.3f}" for key, value in shown.items() if value is not None}
+        self._bar.set_postfix(texts, refresh=False)
         self._bar.update(step - self._bar.n)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -11,6 +11,7 @@ from omegaconf import MISSING, OmegaConf
 
 from asrl import config
 from asrl.cli.compose import compose_config, config_groups
+from asrl.config_checks import CHOICES
 
 USAGE = {
     "train": "accelerate launch train.py [KEY=VALUE ...]",
@@ -42,7 +43,7 @@ def _section(schema: Any, values: Mapping[str, Any], prefix: str) -> Iterator[st
     for field in fields(schema):
         if field not in nested:
             key, value = prefix + field.name, values[field.name]
-            comment = comments[schema.__name__, field.name] or " | ".join(config.CHOICES.get(key, ()))
+            comment = comments[schema.__name__, field.name] or " | ".join(CHOICES.get(key, ()))
             for name, leaf in _leaves(key, value):
                 yield f"{name} = {leaf}".ljust(46) + f"  # {comment}" if comment else f"{name} = {leaf}"
     for field in nested:

@@ -40,7 +40,7 @@ class SpeechLLM(nn.Module):
         prompt: Token ids around the speech.
         layout: How completions are scored: ``tree`` reads what the transcripts of an utterance share once,
             ``replicas`` reads every row by itself.
-        chunk_size: Completion tokens whose logits exist at the same time.
+        max_logits: Logits that exist at the same time when completions are scored, whatever the vocabulary.
         work: Positions and forwards so far, for reports and benchmarks.
         checkpoint_args: Where the weights came from; None if from nowhere.
     """
@@ -53,7 +53,7 @@ class SpeechLLM(nn.Module):
         prompt: PromptTemplate,
         *,
         layout: Literal["tree", "replicas"] = "tree",
-        chunk_size: int = 1024,
+        max_logits: int = 2**26,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -61,7 +61,7 @@ class SpeechLLM(nn.Module):
         self.llm = llm
         self.prompt = prompt
         self.layout = layout
-        self.chunk_size = chunk_size
+        self.max_logits = max_logits
         self.work: Counter[str] = Counter()
         self.checkpoint_args: CheckpointArgs | None = None
         self.dropout_rates: dict[str, float] = {}  # of the modules that set_dropout has switched off
@@ -229,12 +229,13 @@ class SpeechLLM(nn.Module):
     ) -> TokenScores:
         """Read the inputs and score the tokens, which belong where ``where`` is True."""
         hidden = self.decoder(inputs.embeddings, inputs.is_visible, inputs.position_ids)
+        head_weight = self.causal_lm.lm_head.weight
         scores = token_logps(
             inputs.gather_predictors(hidden),
-            self.causal_lm.lm_head.weight,
+            head_weight,
             tokens,
             temperature=temperature,
-            chunk_size=self.chunk_size,
+            chunk_size=max(1, self.max_logits // len(head_weight)),
         )
         blank = scores.logps.new_zeros(where.shape)
         return TokenScores(

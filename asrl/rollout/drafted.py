@@ -89,7 +89,7 @@ class _Rollout:
 
     # ---- forwards ------------------------------------------------------------------------------------------
 
-    def read_prompts(self, prompts: Prompts, branches: list[Branch]) -> list[Float[Tensor, "places d"]]:
+    def read_prompts(self, prompts: Prompts, branches: list[Branch]) -> list[Float[Tensor, "_ d"]]:
         """Read prompts and first drafts; return the states that predict every draft token and the next."""
         tokens, mask = self.pad([list(branch.draft.tokens) for branch in branches])
         inputs = replica_inputs(prompts, self.model.embed(tokens), mask)
@@ -102,7 +102,7 @@ class _Rollout:
             for states, start, branch in zip(hidden, prompts.num_tokens.tolist(), branches, strict=True)
         ]
 
-    def read(self, branches: list[Branch]) -> list[Float[Tensor, "places d"]]:
+    def read(self, branches: list[Branch]) -> list[Float[Tensor, "_ d"]]:
         """Read the last token and the draft of every branch; return states as ``read_prompts`` does."""
         pending = [self.trees[branch.utterance].tokens[branch.node] for branch in branches]
         tokens, mask = self.pad(
@@ -157,7 +157,7 @@ class _Rollout:
             for utterance, (rows, draft) in enumerate(zip(rows_of, drafts, strict=True))
         ]
 
-    def walk(self, branches: list[Branch], hidden: list[Float[Tensor, "places d"]]) -> list[Fork]:
+    def walk(self, branches: list[Branch], hidden: list[Float[Tensor, "_ d"]]) -> list[Fork]:
         """Draw along every draft; grow the trees and return where rows have left the drafts unfinished."""
         logits = self.model.head(torch.cat(hidden))
         drawn = self.draw(logits, branches)

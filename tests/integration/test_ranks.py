@@ -10,7 +10,7 @@ SEQUENCE = (
     "num_iterations=2",
     "steps_per_generation=2",
     "trainer.max_steps=8",
-    "optim.learning_rate.encoder=2e-4",
+    "optim.learning_rate.encoder=5e-5",
     "optim.learning_rate.projector=2e-4",
     "optim.learning_rate.decoder=1e-3",
 )
