@@ -25,7 +25,8 @@ def build_optimizer(
     """AdamW with one parameter group per trained part of the model.
 
     Args:
-        model: Parameters are told apart by the prefixes in ``PARTS``; any other belongs to the encoder.
+        model: The speech LLM, or a module that holds it as ``model`` beside helpers of the encoder. Its
+            parameters are told apart by the prefixes in ``PARTS``; any other belongs to the encoder.
         learning_rates: Peak rate of each part.
         weight_decay: Not applied to biases and normalisation weights.
         betas: Of AdamW.
@@ -35,7 +36,8 @@ def build_optimizer(
     """
     groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
     for name, parameter in trainable_parameters(model).items():
-        part = next((part for part, prefix in PARTS.items() if name.startswith(prefix)), "encoder")
+        inner = name.removeprefix("model.")
+        part = next((part for part, prefix in PARTS.items() if inner.startswith(prefix)), "encoder")
         groups.setdefault((part, parameter.ndim > 1), []).append(parameter)
     if not groups:
         raise UserError("nothing is trained: set model.train_encoder, train_projector or train_decoder")

@@ -166,9 +166,8 @@ def run_setting(name: str, num_repeats: int) -> dict[str, Any]:
         return compare(build_wide_trainer(), wide_batches(), num_repeats)
     with tempfile.TemporaryDirectory() as directory:
         trainer = demo_trainer(Path(directory) / "run", temperature=0.3 if name == "demo-cold" else 1.0)
-        result = compare(trainer, trainer.parts.loader, num_repeats)
-        trainer.parts.tracker.close()
-    return result
+        with trainer.parts.tracker:
+            return compare(trainer, trainer.parts.loader, num_repeats)
 
 
 def show(name: str, result: dict[str, Any]) -> None:

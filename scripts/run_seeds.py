@@ -21,6 +21,7 @@ from asrl.bootstrap import paired_bootstrap
 from asrl.errors import UserError, exit_with_one_line
 from asrl.evaluate import read_transcriptions
 from asrl.jsonl import read_json_lines
+from asrl.text import ErrorCounts
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -42,13 +43,18 @@ def run_seed(seed: int, run_dir: Path, overrides: Sequence[str]) -> None:
 
 
 def pooled_interval(run_dirs: Sequence[Path], split: str, mode: str) -> tuple[float, float, float]:
-    """Change of the error rate over all seeds together, with its 95 % interval over utterances and seeds."""
-    before, after = [], []
-    for run_dir in run_dirs:
-        files = sorted((run_dir / "evaluations").glob(f"{split}-{mode}-*.jsonl"))
-        before += [t.counts for t in read_transcriptions(files[0])]
-        after += [t.counts for t in read_transcriptions(files[-1])]
-    interval = paired_bootstrap(before, after)
+    """Change of the mean error rate of all seeds, with its 95 % interval over utterances.
+
+    An utterance's errors are added up over the seeds first: they are not independent of each other.
+    """
+    moments: list[list[ErrorCounts]] = []
+    for moment in (0, -1):
+        seeds = []
+        for run_dir in run_dirs:
+            files = sorted((run_dir / "evaluations").glob(f"{split}-{mode}-*.jsonl"))
+            seeds.append([t.counts for t in read_transcriptions(files[moment])])
+        moments.append([sum(utterance, ErrorCounts(0, 0, 0, 0)) for utterance in zip(*seeds, strict=True)])
+    interval = paired_bootstrap(*moments)
     return interval.difference, interval.low, interval.high
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 class CompareRuns(Callback):
-    """Prints a table of figures after a multirun, one row per run.
+    """Prints a table of figures after a multirun, one row per run, named by the settings in which they differ.
 
     Args:
         columns: Names of figures, as ``summary.training_figures`` calls them.
@@ -19,20 +19,21 @@ class CompareRuns(Callback):
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = columns
-        self.rows: list[list[str]] = []
+        self.runs: list[tuple[list[str], list[str]]] = []  # overrides and figures
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         """Keep the figures that a run returned."""
         figures = job_return.return_value
         if figures:  # only the main process returns any
-            overrides = " ".join(config.hydra.overrides.task)
-            self.rows.append([overrides, *(f"{figures[column]:.4f}" for column in self.columns)])
+            cells = [f"{figures[column]:.4f}" if column in figures else "-" for column in self.columns]
+            self.runs.append((list(config.hydra.overrides.task), cells))
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Print the table."""
-        if not self.rows:
+        if not self.runs:
             return
+        shared = set.intersection(*(set(overrides) for overrides, _ in self.runs))
         table = Table("run", *self.columns)
-        for row in self.rows:
-            table.add_row(*row)
+        for overrides, cells in self.runs:
+            table.add_row(" ".join(word for word in overrides if word not in shared), *cells)
         Console(width=140).print(table)

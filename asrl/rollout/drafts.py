@@ -117,9 +117,12 @@ def propose(
 
 
 def next_length(length: int, num_accepted: int, num_drafted: int) -> int:
-    """Draft longer after a draft that was used up, shorter after one that was mostly wasted."""
+    """Draft longer after a draft that was used up, shorter after one that was mostly wasted.
+
+    Half of the wasted draft, not of what was allowed: a short reference ends long before that.
+    """
     if num_accepted == num_drafted:
         return min(2 * length, LONGEST_DRAFT)
     if 2 * num_accepted < num_drafted:
-        return max(length // 2, SHORTEST_DRAFT)
+        return max(num_drafted // 2, SHORTEST_DRAFT)
     return length

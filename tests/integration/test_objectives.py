@@ -33,8 +33,10 @@ def run(train_here, tmp_path):
 def test_every_importance_level_learns(run, level):
     first, second = run(f"importance_sampling_level={level}", *TWICE)
     # The policy is still the one that drew the transcripts; after its first update it is another.
-    assert first["ratio/min"] == first["ratio/max"] == 1
-    assert second["ratio/min"] < 1 < second["ratio/max"]
+    # Not to the last bit: with a gradient, attention runs another kernel.
+    assert 1 - 1e-5 < first["ratio/min"] <= first["ratio/max"] < 1 + 1e-5
+    assert second["ratio/min"] < 0.99
+    assert second["ratio/max"] > 1.01
     assert first["grad_norm"] > 0
 
 
@@ -43,7 +45,8 @@ def test_every_loss_type_learns(run, loss_type):
     bound = ("epsilon_high=5.0",) if loss_type == "cispo" else ()
     first, second = run(f"loss_type={loss_type}", "importance_sampling_level=token", *bound, *TWICE)
     assert first["grad_norm"] > 0
-    assert second["loss"] < first["loss"]  # the same rows again, after a step downhill
+    if loss_type != "cispo":  # its loss is no surrogate: only its gradient means something
+        assert second["loss"] < first["loss"]  # the same rows again, after a step downhill
 
 
 def test_the_kl_penalty_starts_at_zero_and_grows(run):
@@ -63,15 +66,15 @@ def test_all_rewards_together_are_logged_one_by_one(run):
         assert row["reward/mean"] == pytest.approx(total, abs=1e-6)
 
 
-@pytest.mark.parametrize("rows", ["all", "every other"])
+@pytest.mark.parametrize("silent", ["all", "every other"])
 @pytest.mark.parametrize("layout", ["tree", "replicas"])
-def test_hypotheses_of_only_the_end_token_go_through_the_whole_step(run, monkeypatch, layout, rows):
+def test_hypotheses_of_only_the_end_token_go_through_the_whole_step(run, monkeypatch, layout, silent):
     draw = engines.ENGINES["plain"]
 
     def silence(model, batch, settings):
         drawn = draw(model, batch, settings)
         is_silent = torch.ones_like(drawn.is_finished)
-        if rows == "every other":
+        if silent == "every other":
             is_silent[1::2] = False
         begins = torch.arange(drawn.mask.shape[1]) == 0
         return replace(
@@ -83,7 +86,7 @@ def test_hypotheses_of_only_the_end_token_go_through_the_whole_step(run, monkeyp
 
     monkeypatch.setitem(engines.ENGINES, "plain", silence)
     metrics = run("rollout.engine=plain", f"model.layout={layout}", "beta=0.04", *TWICE)
-    if rows == "all":
+    if silent == "all":
         assert metrics[0]["completion/num_tokens_mean"] == 1
         assert metrics[0]["cer"] == 1  # every character deleted
         assert metrics[0]["reward/frac_zero_std"] == 1

@@ -9,6 +9,7 @@ from asrl.data.dataset import SpeechDataset
 from asrl.data.features import read_cmvn
 from asrl.data.sampler import Row
 from asrl.models.firered import load_firered
+from asrl.optimization import build_optimizer
 from asrl.sft import SupervisedModel, SupervisedTrainer, Transcripts, ctc_loss, encode_transcripts
 from asrl.utterance import Utterance
 
@@ -150,6 +151,20 @@ def draw(seed, step, rank):
     trainer.config = SimpleNamespace(seed=seed)
     trainer.seed(step)
     return torch.rand(1).item()
+
+
+def test_each_part_inside_the_supervised_model_has_its_rate(model):
+    supervised = SupervisedModel(model, encoder_ctc=0.3, projector_ctc=0.0)
+    rates = {"encoder": 1.0, "projector": 2.0, "decoder": 3.0}
+    optimizer = build_optimizer(supervised, rates, weight_decay=0.0, betas=(0.9, 0.95))
+    rate_of = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    for part, rate in (
+        (supervised.ctc_head, 1.0),
+        (model.encoder, 1.0),
+        (model.projector, 2.0),
+        (model.llm, 3.0),
+    ):
+        assert {rate_of[id(parameter)] for parameter in part.parameters()} == {rate}
 
 
 def test_dropout_is_a_function_of_seed_step_and_rank():
