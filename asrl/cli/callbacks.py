@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 class CompareRuns(Callback):
-    """Prints a table of figures after a multirun, one row per run, named by the settings in which they differ.
+    """Prints a table of figures after a multirun, one row per run, named by the settings that differ.
 
     Args:
         columns: Names of figures, as ``summary.training_figures`` calls them.

@@ -29,14 +29,14 @@ def test_the_dropout_control_prints_both_runs_and_clips_nothing_without_dropout(
     # Columns: run, clip ratio, largest clip ratio, kl, first kl.
     figures = {
         word: [float(cell) for cell in row.strip("│┃ ").split("│")[1:]]
-        for word in ("dropout=true", "dropout=false")
+        for word in ("dropout=True", "dropout=False")
         for row in rows
         if word in row
     }
-    assert figures["dropout=false"][:2] == [0, 0]
-    assert figures["dropout=true"][0] > 0
-    assert figures["dropout=true"][3] > 1e-4
-    assert figures["dropout=false"][3] == 0
+    assert figures["dropout=False"][:2] == [0, 0]
+    assert figures["dropout=True"][0] > 0
+    assert figures["dropout=True"][3] > 1e-4
+    assert figures["dropout=False"][3] == 0
     assert len(read_metrics(tmp_path / "dropout-True")) == len(read_metrics(tmp_path / "dropout-False")) == 3
     assert {path.name for path in tmp_path.iterdir()} == {"dropout-True", "dropout-False", "runs"}
 
