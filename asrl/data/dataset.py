@@ -1,5 +1,6 @@
 """This module is the only place that loads batches of speech, in this process or in worker processes."""
 
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -115,6 +116,7 @@ def make_loader(
         num_workers=num_workers,
         prefetch_factor=prefetch_factor if num_workers else None,
         collate_fn=_keep,
+        worker_init_fn=_leave_signals_to_parent,
         generator=torch.Generator(),  # else every iteration would draw a number from the global generator
     )
     return SpeechLoader(loader)
@@ -147,6 +149,12 @@ def _load_next(iterator: Iterator[SpeechBatch | UserError]) -> SpeechBatch | Use
             f"data.num_workers: a worker process died ({reason}); often memory or /dev/shm is full: "
             "lower data.num_workers, or set it to 0 to see the cause"
         )
+
+
+def _leave_signals_to_parent(_: int) -> None:
+    """Go on when the whole process group is signalled: the run still finishes its batch."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
 
 
 def _keep(batch: SpeechBatch | UserError) -> SpeechBatch | UserError:

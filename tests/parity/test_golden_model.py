@@ -69,7 +69,7 @@ def next_logits(model, prompts, tokens):
     appended = torch.nn.functional.pad(tokens, (0, 1))
     is_next = torch.ones_like(appended, dtype=torch.bool)
     inputs = replica_inputs(prompts, model.embed(appended), is_next)
-    hidden = model.decoder(inputs.embeddings, inputs.is_valid, inputs.position_ids)
+    hidden = model.decoder(inputs.embeddings, inputs.is_visible, inputs.position_ids)
     return model.head(inputs.gather_predictors(hidden)).view(*appended.shape, -1)[:, -1]
 
 
@@ -180,7 +180,7 @@ def test_spliced_embeddings_and_all_logits(arith_model, internals, golden):
     inputs = replica_inputs(prompts, model.embed(tokens), torch.ones_like(tokens, dtype=torch.bool))
     assert_near(inputs.embeddings[0], expected["embeds_merged"], 1e-5)
     assert inputs.predictor_column.tolist() == expected["target_positions"].tolist()
-    hidden = model.decoder(inputs.embeddings, inputs.is_valid, inputs.position_ids)
+    hidden = model.decoder(inputs.embeddings, inputs.is_visible, inputs.position_ids)
     assert_near(model.head(hidden[0]), expected["logits"], 5e-5)
 
 
@@ -191,7 +191,7 @@ def test_logits_that_predict_the_transcript(arith_model, golden):
     tokens = torch.tensor([model.prompt.encode_transcript("甚至出现交易")])
     inputs = replica_inputs(prompts, model.embed(tokens), torch.ones_like(tokens, dtype=torch.bool))
     assert inputs.predictor_column.tolist() == expected["target_positions"].tolist()
-    hidden = model.decoder(inputs.embeddings, inputs.is_valid, inputs.position_ids)
+    hidden = model.decoder(inputs.embeddings, inputs.is_visible, inputs.position_ids)
     assert_near(model.head(inputs.gather_predictors(hidden)), expected["logits_at_targets"], 5e-5)
 
 

@@ -50,6 +50,16 @@ def test_rows_cut_every_tensor_alike_and_to_the_longest_row(experience):
     assert [u.key for u in part.batch.row_utterances] == ["a", "b"]
 
 
+def test_rows_are_selected_in_the_order_asked_for(experience):
+    part = experience.select(torch.tensor([3, 0]))
+    assert part.completions.tokens[:, 0].tolist() == [30, 0]
+    assert part.completions.mask.sum(1).tolist() == [4, 1]
+    assert part.advantages.tolist() == [3, 0]
+    assert part.batch.row_utterance.tolist() == [1, 0]
+    assert part.batch.epoch.tolist() == [1, 0]
+    assert part.batch.num_frames.tolist() == [5, 4]  # utterances stay where they are
+
+
 def test_rows_of_rows_are_the_rows_of_the_whole(experience):
     nested = experience.select(torch.tensor([0, 3, 1])).select(torch.tensor([2]))
     direct = experience.select(torch.tensor([1]))

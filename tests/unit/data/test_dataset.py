@@ -1,6 +1,7 @@
 """Loading batches: contents by value, the same in any batch and with any number of workers."""
 
 import multiprocessing
+import operator
 import os
 import signal
 import time
@@ -106,7 +107,7 @@ def assert_equal(batches, others):
     assert len(batches) == len(others)
     for batch, other in zip(batches, others, strict=True):
         for name, value in vars(batch).items():
-            same = torch.equal if isinstance(value, torch.Tensor) else tuple.__eq__
+            same = torch.equal if isinstance(value, torch.Tensor) else operator.eq
             assert same(value, getattr(other, name)), name
 
 
