@@ -37,7 +37,13 @@ def start(arguments: list[str], *, num_processes: int = 1, script: str = "train.
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
         command = [sys.executable, *torchrun, str(ROOT / script), *arguments]
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a process group of its own, to be signalled as a terminal does
     )
 
 
