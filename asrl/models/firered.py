@@ -10,6 +10,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from asrl.errors import UserError
 from asrl.models.conformer import ConformerEncoder
@@ -63,9 +64,15 @@ def _check_decoder(folder: Path) -> None:
 
 
 def _load_decoder(folder: Path, dtype: torch.dtype) -> Qwen2ForCausalLM:
-    return Qwen2ForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True, use_safetensors=True
-    )
+    had_bar = is_progress_bar_enabled()
+    disable_progress_bar()  # one bar for every process, finished at once
+    try:
+        return Qwen2ForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True, use_safetensors=True
+        )
+    finally:
+        if had_bar:
+            enable_progress_bar()
 
 
 def _build_encoder(args: argparse.Namespace, path: Path, length_rule: str) -> ConformerEncoder:

@@ -1,5 +1,6 @@
 """This module is the only place that attaches, folds and switches off LoRA on the decoder."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,7 +30,10 @@ def attach_lora(llm: Qwen2ForCausalLM, *, rank: int, alpha: int | float, dropout
         use_rslora=False,
         use_dora=False,
     )
-    return get_peft_model(llm, config, adapter_name=ADAPTER)
+    with warnings.catch_warnings():
+        # peft asks for a property that transformers renamed in 5.24; both names work.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+        return get_peft_model(llm, config, adapter_name=ADAPTER)
 
 
 def fold_lora(
