@@ -74,7 +74,7 @@ class OptimConfig:
     """AdamW and its schedule."""
 
     learning_rate: LearningRateConfig = field(default_factory=LearningRateConfig)
-    schedule: str = "constant_with_warmup"  # any name of transformers.SchedulerType
+    schedule: str = "constant_with_warmup"  # constant | linear | cosine | polynomial | ..., by transformers
     num_warmup_steps: int = 10
     weight_decay: float = 0.0
     beta1: float = 0.9

@@ -21,11 +21,13 @@ CHOICES = {
     "model.lora.start": ("merge", "continue"),
     "model.train_decoder": ("lora", "full", "none"),
     "model.decoder_dtype": ("float32", "bfloat16"),
+    "optim.schedule": ("constant", "constant_with_warmup", "linear", "cosine", "polynomial", "inverse_sqrt"),
     "trainer.mixed_precision": ("no", "bf16"),
     "trainer.on_nonfinite": ("stop", "skip"),
 }
 # (lowest, highest, whether the lowest itself is allowed)
 RANGES = {
+    "seed": (0, 2**63 - 1, True),
     "num_generations": (2, 4096, True),
     "num_iterations": (1, 1000, True),
     "steps_per_generation": (1, 1000, True),

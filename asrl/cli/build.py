@@ -16,6 +16,7 @@ from asrl.config import plain
 from asrl.data.dataset import SpeechDataset
 from asrl.data.features import read_cmvn
 from asrl.data.manifest import read_manifest
+from asrl.errors import UserError
 from asrl.evaluator import Evaluator
 from asrl.models.firered import load_firered
 from asrl.models.released_files import check_files
@@ -108,14 +109,21 @@ def build_evaluator(
 
 
 def unused_run_dir(wanted: str, accelerator: Accelerator) -> Path:
-    """Create the directory of a new run, the same on every rank; ``-2``, ``-3`` are appended if it exists."""
+    """Create the directory of a new run, the same on every rank; ``-2``, ``-3`` are appended if it exists.
+
+    Raises:
+        UserError: It cannot be created.
+    """
     chosen = [wanted]
     if accelerator.is_main_process:
         number = 1
         while os.path.exists(chosen[0]):
             number += 1
             chosen = [f"{wanted}-{number}"]
-        os.makedirs(chosen[0])
+        try:
+            os.makedirs(chosen[0])
+        except OSError as error:
+            raise UserError(f"run_dir={wanted}: cannot create the directory ({error.strerror})") from error
     return Path(broadcast_object_list(chosen)[0])
 
 

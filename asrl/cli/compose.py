@@ -105,6 +105,13 @@ def check_command_line(name: str, arguments: Sequence[str]) -> None:
         reason = str(error).splitlines()[0]
         raise UserError(f"not a setting of the form key=value: {reason}") from error
     if sweeps:
+        # An experiment may switch multirun on by itself.
+        if not {"-m", "--multirun"} & set(arguments) and not any(
+            o.startswith("experiment=") for o in overrides
+        ):
+            raise UserError(
+                "a setting with several values is a sweep of runs: add --multirun, or quote the value"
+            )
         return
     if missing := sorted(OmegaConf.missing_keys(compose_config(name, overrides))):
         raise UserError(f"{missing[0]} has no default and must be given: {missing[0]}=...")

@@ -83,6 +83,12 @@ def test_flags_are_left_to_hydra():
     check_command_line("train", ["--cfg", "seed=1"])
 
 
+def test_a_sweep_without_multirun_is_refused():
+    with pytest.raises(UserError, match="add --multirun"):
+        check_command_line("train", ["seed=1,2"])
+    check_command_line("train", ["seed=1,2", "--multirun"])
+
+
 def test_a_list_of_values_is_a_sweep_and_a_quoted_comma_is_not():
     assert is_sweep(["seed=1,2"])
     assert not is_sweep(["seed=1", "run_dir='a,b'"])

@@ -1,0 +1,19 @@
+from pathlib import Path
+
+import pytest
+
+from asrl.cli.build import start_accelerator, unused_run_dir
+from asrl.errors import UserError
+
+
+def test_a_run_never_writes_into_the_directory_of_another(tmp_path):
+    names = [unused_run_dir(str(tmp_path / "run"), start_accelerator()).name for _ in range(3)]
+    assert names == ["run", "run-2", "run-3"]
+
+
+@pytest.mark.parametrize("wanted", ["", "file/run"])
+def test_a_directory_that_cannot_be_created_is_named(tmp_path, monkeypatch, wanted):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    with pytest.raises(UserError, match=rf"^run_dir={wanted}: cannot create"):
+        unused_run_dir(wanted, start_accelerator())
