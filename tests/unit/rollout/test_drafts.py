@@ -92,6 +92,12 @@ def test_of_a_phrase_that_the_reference_repeats_the_nearest_is_taken():
     assert guess([1, 2, 3, 8, 1, 2], 5, reference=reference, num_tokens=2) == Draft((4, 8), 5)
 
 
+def test_near_is_measured_from_the_token_that_the_last_one_stands_for():
+    # 9 stands for the fourth token: of the second and the fifth, the fifth is one away, the second two.
+    assert guess([7, 9], 3, reference=[1, 9, 3, 4, 9, 6]) == Draft((6,), 4)
+    assert guess([7, 9], 2, reference=[1, 9, 3, 4, 5, 9, 6]) == Draft((3, 4, 5), 1)
+
+
 def test_what_the_reference_does_not_have_is_looked_up_in_finished_siblings():
     # 0 is the end token: a sibling's is guessed too.
     assert guess([1, 9], 1, siblings=[[7, 8, 0], [1, 9, 7, 0]]) == Draft((7, 0), 1)
