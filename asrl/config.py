@@ -91,6 +91,7 @@ class TrainerConfig:
     max_positions: int | None = None  # of one forward: speech, prompt and transcript tokens, padding included
     max_steps: int = 300  # optimizer steps
     mixed_precision: str = "no"  # no | bf16
+    num_threads: int | None = None  # of each process on the CPU; null: torch's choice
     eval_every: int = 100  # optimizer steps between greedy evaluations of data.dev; 0: only before and after
     eval_utterances: int = 64  # utterances in one forward of an evaluation, per process
     save_every: int = 100  # optimizer steps between checkpoints; 0: only at the end

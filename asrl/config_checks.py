@@ -51,6 +51,7 @@ RANGES = {
     "optim.num_warmup_steps": (0, 10**9, True),
     "trainer.rows_per_device": (1, 10**6, True),
     "trainer.gradient_accumulation_steps": (1, 10**6, True),
+    "trainer.num_threads": (1, 4096, True),
     "trainer.max_steps": (1, 10**9, True),
     "trainer.eval_every": (0, 10**9, True),
     "trainer.eval_utterances": (1, 10**6, True),
@@ -75,9 +76,9 @@ def check_values(config: DictConfig) -> None:
     for key, allowed in CHOICES.items():
         value = OmegaConf.select(config, key)
         if value is not None and value not in allowed:
-            raise UserError(
-                f"{key} must be one of {', '.join(allowed)}, got {value!r}{nearest(str(value), allowed)}"
-            )
+            hint = nearest(str(value), allowed)
+            hint = hint if "did you mean" in hint else ""  # the values are listed anyway
+            raise UserError(f"{key} must be one of {', '.join(allowed)}, got {value!r}{hint}")
     for key, (low, high, includes_low) in RANGES.items():
         value = OmegaConf.select(config, key)
         if value is not None and not (low < value <= high or (includes_low and value == low)):

@@ -8,7 +8,6 @@ case "${1:-}" in -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0" &
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 bash scripts/setup.sh
-# Matrices this small gain nothing from threads, and lose much where other programs run beside them.
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # or accelerate chooses, and says so
 exec "${VENV:-.venv}/bin/accelerate" launch --config_file configs/accelerate/cpu.yaml \
     train.py importance_sampling_level=sequence "$@"

@@ -13,6 +13,7 @@ venv="${VENV:-.venv}"
 installed="$venv/.installed-asrl-${1:-}"
 if [ pyproject.toml -nt "$installed" ]; then
     [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
+    echo "installing into $venv: about 6 GB, some minutes"
     "$venv/bin/python" -m pip install --quiet --editable ".${1:+[$1]}"
     touch "$installed"
 fi

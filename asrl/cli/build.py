@@ -28,11 +28,13 @@ from asrl.tracking import Tracker, WandbRun
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def start_accelerator(mixed_precision: str = "no") -> Accelerator:
-    """Join the process group, if there is one.
+def start_accelerator(mixed_precision: str = "no", *, num_threads: int | None = None) -> Accelerator:
+    """Set the number of CPU threads and join the process group, if there is one.
 
     Without a GPU, ranks find each other only if told to use the CPU.
     """
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
     return Accelerator(mixed_precision=mixed_precision, cpu=not torch.accelerator.is_available())
 
 

@@ -70,7 +70,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         config = resumed_config(config.resume, HydraConfig.get().overrides.task)
     check_values(config)  # again, for the jobs of a sweep
     check_combinations(config)
-    accelerator = start_accelerator(config.trainer.mixed_precision)
+    accelerator = start_accelerator(config.trainer.mixed_precision, num_threads=config.trainer.num_threads)
     trainer = build_trainer(config, accelerator)
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, trainer.stop)

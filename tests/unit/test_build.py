@@ -1,9 +1,17 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from asrl.cli.build import start_accelerator, unused_run_dir
 from asrl.errors import UserError
+
+
+def test_the_number_of_threads_is_set_only_if_given():
+    start_accelerator(num_threads=2)
+    assert torch.get_num_threads() == 2
+    start_accelerator()
+    assert torch.get_num_threads() == 2
 
 
 def test_a_run_never_writes_into_the_directory_of_another(tmp_path):

@@ -164,6 +164,30 @@ def test_a_reference_that_the_model_agrees_with_is_read_in_one_forward(speech_mo
         assert num_forwards == expected
 
 
+@pytest.mark.parametrize(
+    ("transcript", "expected"),
+    [
+        # The first forward writes up to m, which the reference does not have here; the second writes the rest.
+        ("abcdefghijkl1nopqrstuvwxyz", 2),
+        ("abcdefghijkl12mnopqrstuvwxyz", 2),
+        # An inserted m is taken for a substituted n, so one forward writes only that n. Then the draft is short.
+        ("abcdefghijklnopqrstuvwxyz", 4),
+    ],
+    ids=["substituted", "deleted", "inserted"],
+)
+def test_after_an_error_the_reference_is_read_on(speech_model, make_speech, loops, transcript, expected):
+    phrase = speech_model.prompt.encode_transcript("abcdefghijklmnopqrstuvwxyz")[:-1]
+    loops(phrase)
+    batch = make_speech((0, 0))
+    batch = replace(batch, utterances=(replace(batch.utterances[0], transcript=transcript),))
+    settings = greedy(len(phrase))
+    completions, num_forwards = count_forwards(
+        speech_model, lambda: drafted.generate(speech_model, batch, settings)
+    )
+    assert texts(completions) == [phrase]
+    assert num_forwards == expected
+
+
 def test_every_utterance_is_encoded_once(speech_model, make_speech):
     before = speech_model.work["encoder_utterances"]
     drafted.generate(speech_model, make_speech(*ROWS), SETTINGS)
