@@ -167,10 +167,10 @@ def test_a_reference_that_the_model_agrees_with_is_read_in_one_forward(speech_mo
 @pytest.mark.parametrize(
     ("transcript", "expected"),
     [
-        # The first forward writes up to m, which the reference does not have here; the second writes the rest.
+        # The first forward writes up to m, which the reference lacks here; the second writes the rest.
         ("abcdefghijkl1nopqrstuvwxyz", 2),
         ("abcdefghijkl12mnopqrstuvwxyz", 2),
-        # An inserted m is taken for a substituted n, so one forward writes only that n. Then the draft is short.
+        # An inserted m is taken for a substituted n: one forward writes only that n. Then the draft is short.
         ("abcdefghijklnopqrstuvwxyz", 4),
     ],
     ids=["substituted", "deleted", "inserted"],
