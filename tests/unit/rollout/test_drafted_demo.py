@@ -101,8 +101,9 @@ def test_more_than_two_thousand_transcripts_are_those_of_the_plain_engine(demo_m
                 atol=1e-5 / min(settings.temperature, 1),
             )
     assert num_rows >= 2000
-    # Each draw hangs by less than 1e-6 with a probability of about 1e-6 per candidate: none in 20,000 tokens.
-    assert num_ties <= 1
+    # Some 20,000 draws, each from boundaries that are right to about 1e-7: a flip is rare. One was seen, at a
+    # uniform number 1.4e-8 away from the boundary.
+    assert num_ties <= 3
 
 
 @pytest.mark.parametrize(("temperature", "share"), [(0.0, 0.3), (1.0, 0.75)])

@@ -15,10 +15,23 @@ def settings(top_k=0, top_p=1.0):
 
 
 @pytest.mark.parametrize(
-    ("uniform", "expected"), [(0.25, 0.05), (0.31, 0.01), (0.1 + 1e-9, 1e-9), (0.3 - 1e-8, 1e-8)]
+    ("uniform", "drawn", "expected"),
+    [
+        (0.25, (1, 2), 0.05),
+        (0.31, (2, 1), 0.01),
+        (0.1 + 1e-9, (1, 0), 1e-9),
+        (0.3 - 1e-8, (1, 2), 1e-8),
+        (0.1 + 1e-9, (1, 2), 0.2),  # on a boundary, but not of the two
+        (0.1 + 1e-9, (0, 2), 0.2),
+    ],
 )
-def test_a_draw_hangs_by_the_distance_to_the_next_boundary(uniform, expected):
-    assert margin(LOGITS, uniform, (1, 2), settings()) == pytest.approx(expected, rel=1e-4)
+def test_two_draws_are_apart_by_the_distance_to_the_interval_of_the_other(uniform, drawn, expected):
+    assert margin(LOGITS, uniform, drawn, settings()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_token_that_is_not_kept_is_no_tie():
+    assert margin(LOGITS, 0.0, (1, 0), settings(top_k=2)) == pytest.approx(0.6931, abs=1e-4)  # of top-k
+    assert margin(LOGITS, 0.0, (1, 0), settings(top_p=0.89)) == pytest.approx(0.01)  # of 0.89 and 0.9
 
 
 def test_a_greedy_draw_hangs_by_the_gap_of_its_logits():

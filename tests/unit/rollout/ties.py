@@ -27,17 +27,16 @@ class Comparison:
 
 
 def margin(logits, uniform, drawn, settings):
-    """How far a draw is from being another, in the unit of what decides it; ``drawn`` are two candidates.
+    """By how much one of two draws at the same place is off, in the unit of what decides between them.
 
-    A greedy draw hangs by the gap of its two logits. Any other hangs by the distance of the uniform number to
-    the boundary of its token, or by how close top-k or top-p was to keeping other tokens.
+    Greedy draws are apart by the gap of their logits. Others by how far the uniform number is from the
+    interval of either token in the cumulated distribution, unless it hangs by less whether top-k or top-p
+    keeps a token.
     """
     if settings.temperature == 0:
         return float((logits[drawn[0]] - logits[drawn[1]]).abs())
     options = {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
-    kept = filtered_distribution(logits[None], **options)
-    cdf = kept.probs[0].cumsum(0)
-    margins = [float((cdf - uniform).abs().min())]
+    margins = [max(distance(logits, uniform, token, options) for token in drawn)]
     if 0 < settings.top_k < len(logits):
         best = logits.topk(settings.top_k + 1).values
         margins.append(float(best[-2] - best[-1]))
@@ -46,6 +45,17 @@ def margin(logits, uniform, drawn, settings):
         mass = everyone.probs[0].sort(descending=True).values.cumsum(0)
         margins.append(float((mass - settings.top_p).abs().min()))
     return min(margins)
+
+
+def distance(logits, uniform, token, options):
+    """How far a uniform number is from those that draw the token; infinite if none does."""
+    kept = filtered_distribution(logits[None], **options)
+    place = (kept.tokens[0] == token).nonzero()[:, 0]
+    if len(place) == 0 or kept.probs[0, place] == 0:
+        return float("inf")
+    high = float(kept.probs[0].cumsum(0)[place])
+    low = high - float(kept.probs[0, place])
+    return max(low - uniform, uniform - high, 0.0)
 
 
 @torch.no_grad()
