@@ -2,9 +2,12 @@
 
 import argparse
 import sys
+from importlib import import_module
 
+from asrl import __version__
 from asrl.errors import exit_with_one_line
 
+# Each is the function ``main`` of asrl.cli.<name>, which reads sys.argv.
 COMMANDS = {
     "train": "reinforcement learning; the same as `python train.py`",
     "sft": "supervised training",
@@ -20,16 +23,9 @@ def main() -> None:
         epilog=f"commands:\n{summary}\n\n`asrl COMMAND --help` lists the settings of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"asrl {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     command = parser.parse_args(sys.argv[1:2]).command
     sys.argv = [f"asrl {command}", *sys.argv[2:]]
-    exit_with_one_line(lambda: _load(command))
-
-
-def _load(command: str) -> None:
-    # Imported here: `asrl --help` should not wait for torch.
-    if command == "train":
-        from asrl.cli.train import main as run  # noqa: PLC0415
-    else:
-        from asrl.cli.sft import main as run  # noqa: PLC0415
-    run()
+    # Imported late: `asrl --help` should not wait for torch.
+    exit_with_one_line(lambda: import_module(f"asrl.cli.{command}").main())
