@@ -1,6 +1,6 @@
 """This module is the only place that runs evaluations inside a training run, on every rank."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -26,6 +26,7 @@ class Evaluator:
         utterances_per_batch: In one forward of one rank.
         num_workers: Loader processes.
         accelerator: For the device and for gathering.
+        is_any_rank_busy: Of the backend; see ``drafted.generate``.
         run_dir: Transcriptions go to its folder ``evaluations``.
     """
 
@@ -38,6 +39,7 @@ class Evaluator:
         utterances_per_batch: int,
         num_workers: int,
         accelerator: Accelerator,
+        is_any_rank_busy: Callable[[bool], bool],
         run_dir: Path,
     ) -> None:
         self.model = model
@@ -46,6 +48,7 @@ class Evaluator:
         self.utterances_per_batch = utterances_per_batch
         self.num_workers = num_workers
         self.accelerator = accelerator
+        self.is_any_rank_busy = is_any_rank_busy
         self.run_dir = run_dir
 
     def run(self, split: str, mode: str, *, step: int) -> dict[str, float]:
@@ -70,7 +73,12 @@ class Evaluator:
         dataset, settings = self.datasets[split], self.settings[mode]
 
         def decode(batch: SpeechBatch) -> Decoded:
-            completions = generate(self.model, on_device(batch, self.accelerator.device), settings)
+            completions = generate(
+                self.model,
+                on_device(batch, self.accelerator.device),
+                settings,
+                is_any_rank_busy=self.is_any_rank_busy,
+            )
             return Decoded(self.model.decode(completions), (~completions.is_finished).tolist())
 
         batches = plain_batches(
@@ -82,5 +90,9 @@ class Evaluator:
         loader = make_loader(dataset, batches, num_workers=self.num_workers)
         is_shown = self.accelerator.is_main_process
         progress = tqdm(loader, total=len(batches), desc=f"{split} {mode}", leave=False, disable=not is_shown)
-        everyone = gather_object(transcribe(progress, decode))
-        return sorted(everyone, key=lambda transcription: transcription.place)
+        # Ranks that would be short of a batch repeat an utterance.
+        places = {
+            transcription.place: transcription
+            for transcription in gather_object(transcribe(progress, decode))
+        }
+        return [places[place] for place in sorted(places)]

@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,14 +14,20 @@ from asrl.errors import UserError
 from asrl.experience import Experience
 from asrl.losses import LossOutput, Metric, aggregation_weights, mean_metric, policy_loss
 from asrl.micro_batches import cut_rows, replica_positions, rows_with_signal, tree_positions
-from asrl.optimization import learning_rates, swapped_parameters
+from asrl.optimization import learning_rates
 from asrl.reports import reduce_metrics
 from asrl.run_state import Parts, Progress
 from asrl.sampling import stable_hash
 from asrl.tracking import Clock, timed
 from asrl.types import TokenScores
 
+Metrics = Mapping[str, Metric]
 POSITIONS = {"tree": tree_positions, "replicas": replica_positions}
+
+
+def add_metrics(metrics: Metrics, others: Metrics) -> Metrics:
+    """Combine the metrics of micro-batches; the same names in each."""
+    return {name: metrics[name] + other if metrics else other for name, other in others.items()}
 
 
 class Learner:
@@ -56,7 +61,7 @@ class Learner:
             return None
         if self.config.reference == "adapter_off":
             return self.frozen_logps(experience, with_adapter=False)
-        with swapped_parameters(self.parts.model, self.parts.starting_weights):
+        with self.parts.backend.swapped(self.parts.starting_weights):
             return self.frozen_logps(experience)
 
     @torch.no_grad()
@@ -64,9 +69,10 @@ class Learner:
         """Score rows without gradient, in the micro-batches of the updates; 0 for rows that none uses."""
         logps = torch.zeros_like(experience.completions.sampling_logps)
         for step_rows in self.step_rows(len(logps)):
-            for rows in self.cut(experience, step_rows):
+            for rows, is_own in self.in_step(self.cut(experience, step_rows)):
                 scores = self.forward(experience.select(rows), with_adapter=with_adapter)
-                logps[rows, : scores.logps.shape[1]] = scores.logps
+                if is_own:
+                    logps[rows, : scores.logps.shape[1]] = scores.logps
         return logps
 
     def forward(self, rows: Experience, *, with_adapter: bool = True) -> TokenScores:
@@ -120,6 +126,13 @@ class Learner:
         )
         return [rows[torch.tensor(part, device=rows.device)] for part in parts]
 
+    def in_step(self, parts: list[Int[Tensor, " _"]]) -> Iterator[tuple[Int[Tensor, " _"], bool]]:
+        """As many parts on every rank: one that has fewer gets its first again, which must not count."""
+        num_own = torch.tensor([len(parts)], device=self.parts.accelerator.device)
+        num_parts = int(self.parts.accelerator.gather(num_own).max())
+        yield from ((part, True) for part in parts)
+        yield from ((parts[0], False) for _ in range(num_parts - len(parts)))
+
     @timed("update")
     def learn(self, rows: Experience) -> dict[str, float]:
         """One optimizer step; return its metrics.
@@ -127,20 +140,18 @@ class Learner:
         Token weights are normalised over all ranks, so micro-batches and ranks just add up.
         """
         everything = torch.arange(len(rows.advantages), device=self.parts.accelerator.device)
-        micro_batches = [rows.select(part) for part in self.cut(rows, everything)]
+        micro_batches = list(self.in_step(self.cut(rows, everything)))
         num_rows, num_tokens = self.count(rows)
-        metrics: dict[str, Metric] = {}
+        metrics: Metrics = {}
         loss = torch.zeros((), device=self.parts.accelerator.device)
-        for index, micro in enumerate(micro_batches):
-            is_last = index + 1 == len(micro_batches)
-            with nullcontext() if is_last else self.parts.accelerator.no_sync(self.parts.policy):
-                output = self.loss(micro, num_rows=num_rows, num_tokens=num_tokens)
-                # DDP averages gradients over ranks; the loss is a sum.
-                self.parts.accelerator.backward(output.loss * self.parts.accelerator.num_processes)
-            metrics = {
-                name: metric + metrics[name] if metrics else metric for name, metric in output.metrics.items()
-            }
-            loss += output.loss.detach()
+        for index, (part, is_own) in enumerate(micro_batches):
+            output = self.loss(rows.select(part), num_rows=num_rows, num_tokens=num_tokens)
+            # Gradients are averaged over ranks; the loss is a sum.
+            scale = self.parts.accelerator.num_processes if is_own else 0
+            self.parts.backend.backward(output.loss * scale, is_last=index + 1 == len(micro_batches))
+            if is_own:
+                metrics = add_metrics(metrics, output.metrics)
+                loss += output.loss.detach()
         loss = self.parts.accelerator.reduce(loss, "sum")
         return self.apply_gradient(
             rows, {"loss": loss.item()} | reduce_metrics(metrics, self.parts.accelerator)
@@ -183,18 +194,13 @@ class Learner:
 
     def apply_gradient(self, rows: Experience, metrics: dict[str, float]) -> dict[str, float]:
         """Let the optimizer take its step, unless the gradient or the loss is not finite."""
-        parts = self.parts
-        norm = float(
-            parts.accelerator.clip_grad_norm_(parts.policy.parameters(), self.config.optim.max_grad_norm)
-        )
         # Gradients and loss are global, so every rank decides alike.
-        if math.isfinite(norm) and math.isfinite(metrics["loss"]):
-            parts.optimizer.step()
-        else:
+        is_wanted = math.isfinite(metrics["loss"])
+        norm = self.parts.backend.step(self.config.optim.max_grad_norm, is_wanted=is_wanted)
+        if not (is_wanted and math.isfinite(norm)):
             self.reject(rows, metrics["loss"], norm)
-        rates = learning_rates(parts.optimizer)
-        parts.schedule.step()
-        parts.optimizer.zero_grad()
+        rates = learning_rates(self.parts.schedule.optimizer)
+        self.parts.schedule.step()
         self.progress.step += 1
         return metrics | {"grad_norm": norm, "num_nonfinite": self.progress.num_nonfinite} | rates
 

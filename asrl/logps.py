@@ -1,7 +1,6 @@
 """This module is the only place that projects hidden states to the vocabulary to score tokens."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -9,8 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-@dataclass(frozen=True)
-class TokenLogps:
+class TokenLogps(NamedTuple):
     """Scores of one token per position, in nats.
 
     Attributes:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from asrl.errors import UserError
@@ -55,7 +55,7 @@ def build_optimizer(
     )
 
 
-def build_schedule(optimizer: Optimizer, name: str, *, num_warmup_steps: int, num_steps: int) -> LRScheduler:
+def build_schedule(optimizer: Optimizer, name: str, *, num_warmup_steps: int, num_steps: int) -> LambdaLR:
     """One of transformers' schedules, stepped once per optimizer step.
 
     Raises:
@@ -72,15 +72,28 @@ def learning_rates(optimizer: Optimizer) -> dict[str, float]:
     return {f"learning_rate/{group['part']}": group["lr"] for group in optimizer.param_groups}
 
 
-def copy_parameters(model: nn.Module) -> dict[str, Tensor]:
+def place_schedule(schedule: LambdaLR, step: int) -> None:
+    """Set learning rates as they are after so many steps; a schedule has no state but their number."""
+    schedule.last_epoch = step
+    for group, rate, factor in zip(
+        schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
+    ):
+        group["lr"] = rate * factor(step)
+
+
+def copy_parameters(model: nn.Module, *, device: torch.device) -> dict[str, Tensor]:
     """Copies of the trained weights as they are now, by name."""
-    return {name: parameter.detach().clone() for name, parameter in trainable_parameters(model).items()}
+    return {
+        name: parameter.detach().to(device, copy=True)
+        for name, parameter in trainable_parameters(model).items()
+    }
 
 
 @contextmanager
-def swapped_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Run the model with other values of its trained weights; its own come back, whatever the body does."""
-    parameters = trainable_parameters(model)
+def swapped_parameters(
+    parameters: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]
+) -> Iterator[None]:
+    """Give parameters other values, without a copy; their own come back, whatever the body does."""
     own = {name: parameter.data for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():

@@ -6,14 +6,15 @@ from pathlib import Path
 
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
+from asrl.backends import Backend
 from asrl.checkpoint import Checkpoint, rotate, save_checkpoint, write_pointer
 from asrl.data.dataset import SpeechLoader
+from asrl.errors import UserError
 from asrl.evaluator import Evaluator
+from asrl.mirror import Mirror
 from asrl.models.speech_llm import SpeechLLM
-from asrl.optimization import load_parameters, trainable_parameters
 from asrl.rewards.base import WeightedReward
 from asrl.rollout.engines import Generate
 from asrl.rollout.settings import SamplingSettings
@@ -27,7 +28,7 @@ class Parts:
     Attributes:
         policy: The model as wrapped by accelerate: for forwards that are followed by a backward.
         model: The same model without its wrapper.
-        optimizer: As wrapped by accelerate.
+        backend: Takes the optimizer's steps, and knows how weights lie on the ranks.
         schedule: Of the learning rates, one step per optimizer step.
         loader: Batches of rollouts, from the run's position on.
         rewards: By name.
@@ -38,12 +39,13 @@ class Parts:
         tracker: On the main process only.
         accelerator: Runs it all.
         run_dir: Where the run is written to.
+        mirror: Keeps a copy of the run in a second folder; on the main process only, if at all.
     """
 
     policy: nn.Module
     model: SpeechLLM
-    optimizer: Optimizer
-    schedule: LRScheduler
+    backend: Backend
+    schedule: LambdaLR
     loader: SpeechLoader
     rewards: Mapping[str, WeightedReward]
     generate: Generate
@@ -53,6 +55,7 @@ class Parts:
     tracker: Tracker | None
     accelerator: Accelerator
     run_dir: Path
+    mirror: Mirror | None = None
 
 
 @dataclass
@@ -65,6 +68,9 @@ class Progress:
         num_nonfinite: Optimizer steps skipped because a loss or gradient was not finite.
         best_cer: Lowest greedy error rate on ``dev``; None before the first evaluation.
         wandb_id: Of the wandb run.
+        rows_per_step: Rows of one optimizer step over all ranks; with ``num_utterances``, what ``position``
+            counts in.
+        num_utterances: In the manifest of the training.
     """
 
     step: int = 0
@@ -72,6 +78,30 @@ class Progress:
     num_nonfinite: int = 0
     best_cer: float | None = None
     wandb_id: str | None = None
+    rows_per_step: int | None = None
+    num_utterances: int | None = None
+
+    def count_in(self, *, rows_per_step: int, num_utterances: int) -> None:
+        """Note what the position counts in.
+
+        Raises:
+            UserError: It was counted in something else up to here.
+        """
+        sizes = {
+            "rows_per_step": (
+                rows_per_step,
+                "trainer.rows_per_device * trainer.gradient_accumulation_steps * processes",
+            ),
+            "num_utterances": (num_utterances, "the number of utterances in data.train"),
+        }
+        for name, (size, key) in sizes.items():
+            before = getattr(self, name)
+            if before not in (None, size):
+                raise UserError(
+                    f"{key} was {before} when the run began and cannot be {size} now: its position in the "
+                    "data would mean something else; keep the product or the manifest, or start a new run"
+                )
+            setattr(self, name, size)
 
 
 def save_run(parts: Parts, progress: Progress, *, keep: int, is_best: bool) -> None:
@@ -82,28 +112,14 @@ def save_run(parts: Parts, progress: Progress, *, keep: int, is_best: bool) -> N
     Raises:
         UserError: It could not be written.
     """
+    checkpoint = Checkpoint(
+        trainable=parts.backend.weights(), optimizer=parts.backend.states(), state=asdict(progress)
+    )
     if parts.accelerator.is_main_process:
-        checkpoint = Checkpoint(
-            trainable=trainable_parameters(parts.model),
-            optimizer={"optimizer": parts.optimizer.state_dict(), "schedule": parts.schedule.state_dict()},
-            state=asdict(progress),
-        )
         path = save_checkpoint(parts.run_dir, progress.step, checkpoint)
         if is_best:
             write_pointer(parts.run_dir, "best", path.name)
         rotate(parts.run_dir, keep, newest=progress.step)
+        if parts.mirror:
+            parts.mirror.update()
     parts.accelerator.wait_for_everyone()
-
-
-def restore_run(
-    model: SpeechLLM, optimizer: Optimizer, schedule: LRScheduler, checkpoint: Checkpoint, *, place: str
-) -> Progress:
-    """Put a checkpoint's weights and states in place.
-
-    Raises:
-        UserError: The checkpoint belongs to another configuration.
-    """
-    load_parameters(model, checkpoint.trainable, place=place)
-    optimizer.load_state_dict(checkpoint.optimizer["optimizer"])
-    schedule.load_state_dict(checkpoint.optimizer["schedule"])
-    return Progress(**checkpoint.state)

@@ -128,13 +128,12 @@ def sampling_logps(
     return scaled.gather(1, tokens[:, None])[:, 0] - scaled.logsumexp(1)
 
 
-def place_logps(
-    logits: Float[Tensor, "n v"], places: Int[Tensor, " q"], tokens: Int[Tensor, " q"], temperature: float
-) -> Float[Tensor, " q"]:
-    """``sampling_logps`` of several tokens at the same place: ``logits[places]`` without the copies."""
+def drawn_logps(
+    logits: Float[Tensor, "n v"], tokens: Int[Tensor, "n g"], temperature: float
+) -> Float[Tensor, "n g"]:
+    """``sampling_logps`` of several tokens per row."""
     scale = temperature or 1.0
-    normaliser = (logits / scale).logsumexp(1)
-    return logits[places, tokens] / scale - normaliser[places]
+    return logits.gather(1, tokens) / scale - (logits / scale).logsumexp(1, keepdim=True)
 
 
 def _most_probable(logits: Tensor, num: int) -> Tensor:

@@ -1,5 +1,6 @@
 """This module is the only place that trains on written transcripts: cross-entropy, helped by CTC."""
 
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int
 from omegaconf import DictConfig
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
+from asrl.backends import Backend
 from asrl.data.dataset import SpeechLoader
 from asrl.errors import UserError
 from asrl.evaluator import Evaluator
@@ -112,7 +115,7 @@ class SupervisedParts:
     Attributes:
         policy: ``SupervisedModel`` as wrapped by accelerate.
         model: The speech LLM inside it.
-        optimizer: As wrapped by accelerate.
+        backend: Takes the optimizer's steps.
         schedule: Of the learning rates.
         loader: Batches of all epochs in order.
         evaluator: Holds the ``dev`` set, if there is one.
@@ -122,8 +125,8 @@ class SupervisedParts:
 
     policy: nn.Module
     model: SpeechLLM
-    optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler
+    backend: Backend
+    schedule: LambdaLR
     loader: SpeechLoader
     evaluator: Evaluator
     tracker: Tracker | None
@@ -145,7 +148,7 @@ class SupervisedTrainer:
             self.seed(step)
             losses = self.update(on_device(batch, self.parts.accelerator.device), step)
             if self.parts.tracker:
-                self.parts.tracker.step(step, losses | learning_rates(self.parts.optimizer), {})
+                self.parts.tracker.step(step, losses | learning_rates(self.parts.schedule.optimizer), {})
             if step % self.config.eval_every == 0:
                 last_evaluation = step
                 self.evaluate(step)
@@ -170,21 +173,19 @@ class SupervisedTrainer:
         parts.policy.train()
         transcripts = on_device(encode_transcripts(batch, parts.model.prompt), parts.accelerator.device)
         losses = parts.policy(batch, transcripts)
-        parts.accelerator.backward(losses["loss"])
-        norm = parts.accelerator.clip_grad_norm_(parts.policy.parameters(), self.config.optim.max_grad_norm)
-        if not torch.isfinite(norm):
+        parts.backend.backward(losses["loss"], is_last=True)
+        norm = parts.backend.step(self.config.optim.max_grad_norm, is_wanted=True)
+        if not math.isfinite(norm):
             keys = ", ".join(utterance.key for utterance in batch.utterances)
             raise UserError(
                 f"step {step}: the gradient is not finite; utterances of this rank: {keys}; "
                 "lower optim.learning_rate"
             )
-        parts.optimizer.step()
         parts.schedule.step()
-        parts.optimizer.zero_grad()
         means = {
             name: parts.accelerator.reduce(value.detach(), "mean").item() for name, value in losses.items()
         }
-        return means | {"grad_norm": float(norm)}
+        return means | {"grad_norm": norm}
 
     def evaluate(self, step: int) -> None:
         """Greedy error rates on the dev set."""

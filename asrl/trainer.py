@@ -8,6 +8,7 @@ from jaxtyping import Float
 from omegaconf import DictConfig
 from torch import Tensor
 
+from asrl.backends import any_rank
 from asrl.experience import Experience, group_relative, score
 from asrl.learner import Learner
 from asrl.reports import rollout_metrics, transcript_rows
@@ -59,7 +60,10 @@ class Trainer:
     @timed("rollout")
     def rollout(self, batch: SpeechBatch) -> Completions:
         """Draw one transcript per row."""
-        return self.parts.generate(self.parts.model, batch, self.parts.sampling)
+        is_any_rank_busy = self.parts.backend.is_any_rank_busy
+        return self.parts.generate(
+            self.parts.model, batch, self.parts.sampling, is_any_rank_busy=is_any_rank_busy
+        )
 
     def collect(self, batch: SpeechBatch, completions: Completions) -> Experience:
         """Score the transcripts and fix what the updates compare with."""
@@ -127,17 +131,12 @@ class Trainer:
     def finish_batch(self) -> None:
         """Evaluate and save where it is due; nothing is buffered here, so a run can go on from here."""
         self.progress.position += 1
-        self.is_stopping = self.any_rank(self.is_asked_to_stop)
+        self.is_stopping = any_rank(self.is_asked_to_stop)
         num_steps = self.config.num_iterations * self.config.steps_per_generation
         is_last = self.progress.position == self.num_batches
         is_best = (is_last or self.is_due(self.config.trainer.eval_every, num_steps)) and self.evaluate()
         if is_best or is_last or self.is_stopping or self.is_due(self.config.trainer.save_every, num_steps):
             save_run(self.parts, self.progress, keep=self.config.trainer.keep_checkpoints, is_best=is_best)
-
-    def any_rank(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank."""
-        accelerator = self.parts.accelerator
-        return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), "sum"))
 
     def evaluate(self) -> bool:
         """Greedy error rate on ``dev``; return whether it is the lowest so far."""

@@ -11,7 +11,7 @@ A row is one transcript to draw or score; an utterance has ``num_generations`` r
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -89,11 +89,11 @@ class Completions:
     sampling_logps: Float[Tensor, "n l"]
 
 
-@dataclass(frozen=True)
-class TokenScores:
+class TokenScores(NamedTuple):
     """Log-prob of every completion token and entropy of the distribution it was drawn from, in nats.
 
-    Both are 0 where the completion mask is False. ``entropy`` is detached.
+    Both are 0 where the completion mask is False. ``entropy`` is detached. A tuple, because the wrappers of
+    distributed training look for a model's output tensors in tuples only.
     """
 
     logps: Float[Tensor, "n l"]

@@ -33,8 +33,8 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parent))
 from wide_model import build_wide_trainer, wide_batches
 
-from asrl.cli.build import start_accelerator
 from asrl.cli.compose import compose_config
+from asrl.cli.distribute import start_accelerator
 from asrl.cli.train import build_trainer
 from asrl.errors import exit_with_one_line
 from asrl.experience import Experience

@@ -13,12 +13,14 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from asrl.cli.build import build_optimization, start_accelerator
+from asrl.cli.build import build_optimization
 from asrl.cli.compose import compose_config
+from asrl.cli.distribute import distribute, start_accelerator
 from asrl.models.conformer import ConformerEncoder
 from asrl.models.lora import attach_lora
 from asrl.models.projector import Projector
-from asrl.models.speech_llm import SpeechLLM, set_dropout, set_trainable
+from asrl.models.speech_llm import SpeechLLM
+from asrl.models.trainable import set_dropout, set_trainable
 from asrl.rewards import build_rewards
 from asrl.rollout.engines import ENGINES
 from asrl.rollout.settings import SamplingSettings
@@ -132,11 +134,11 @@ def build_wide_trainer() -> Trainer:
     accelerator = start_accelerator()
     model = wide_model()
     optimizer, schedule = build_optimization(model, config.optim, num_steps=1)
-    policy, optimizer = accelerator.prepare(model, optimizer)
+    policy, backend = distribute(model, optimizer, accelerator, max_grad_norm=config.optim.max_grad_norm)
     parts = Parts(
         policy=policy,
         model=model,
-        optimizer=optimizer,
+        backend=backend,
         schedule=schedule,
         loader=(),
         rewards=build_rewards({"accuracy": {}}),

@@ -12,19 +12,18 @@ from omegaconf import DictConfig
 from asrl.cli.build import (
     build_evaluator,
     build_optimization,
-    load_dataset,
     load_model,
-    start_accelerator,
+    load_training_set,
     start_tracker,
     unused_run_dir,
 )
 from asrl.cli.compose import check_command_line
 from asrl.cli.describe import describe
+from asrl.cli.distribute import distribute, start_accelerator
 from asrl.config import CONFIG_DIRECTORY
-from asrl.data.augment import SpecAugment
 from asrl.data.dataset import SpeechDataset, make_loader
 from asrl.data.sampler import RepeatSampler
-from asrl.errors import exit_with_one_line
+from asrl.errors import UserError, exit_with_one_line
 from asrl.rollout.settings import greedy
 from asrl.sft import SupervisedModel, SupervisedParts, SupervisedTrainer
 
@@ -47,8 +46,7 @@ def run(config: DictConfig) -> None:
     """Train a model on the transcripts of ``data.train``."""
     accelerator = start_accelerator()
     torch.manual_seed(config.seed)
-    augment = SpecAugment(**config.spec_augment, seed=config.seed)
-    dataset = load_dataset(config.data.train, config.model.path, augment=augment)  # first: fails fast
+    dataset = load_training_set(config)  # first: fails fast
     model = load_model(config.model, dropout=config.dropout)
     sampler = _batches(config, dataset, accelerator)
     num_steps = sampler.num_batches
@@ -56,21 +54,25 @@ def run(config: DictConfig) -> None:
         sampler = replace(sampler, num_batches=min(config.max_steps, num_steps))
     run_dir = unused_run_dir(config.run_dir, accelerator)
     policy = SupervisedModel(model, encoder_ctc=config.ctc.encoder, projector_ctc=config.ctc.projector)
+    policy.to(accelerator.device)
     optimizer, schedule = build_optimization(policy, config.optim, num_steps=num_steps)
+    policy, backend = distribute(policy, optimizer, accelerator, max_grad_norm=config.optim.max_grad_norm)
+    if backend.is_lockstep:
+        raise UserError("supervised training needs whole weights on every rank: use DDP, ZeRO-1 or ZeRO-2")
     evaluator = build_evaluator(
         model,
         config,
         {"greedy": greedy(config.max_new_tokens)},
         utterances_per_batch=2 * config.utterances_per_device,
         accelerator=accelerator,
+        backend=backend,
         run_dir=run_dir,
     )
-    policy, optimizer = accelerator.prepare(policy, optimizer)
     loader = make_loader(dataset, sampler, num_workers=config.data.num_workers)
     tracker = None
     if accelerator.is_main_process:
         tracker = start_tracker(config, run_dir, max_steps=sampler.num_batches)
-    parts = SupervisedParts(policy, model, optimizer, schedule, loader, evaluator, tracker, accelerator)
+    parts = SupervisedParts(policy, model, backend, schedule, loader, evaluator, tracker, accelerator)
     with tracker or nullcontext():
         SupervisedTrainer(parts, config, run_dir).run()
     if tracker:

@@ -5,29 +5,32 @@ import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import hydra
 import torch
 from accelerate import Accelerator
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
-from asrl.checkpoint import find_checkpoint, load_checkpoint
+from asrl.backends import Backend, States
+from asrl.checkpoint import drop_lost_best, find_checkpoint, list_checkpoints, load_checkpoint
 from asrl.cli.build import (
     build_evaluator,
     build_optimization,
-    load_dataset,
     load_model,
-    start_accelerator,
+    load_training_set,
+    open_mirror,
     start_tracker,
     unused_run_dir,
 )
 from asrl.cli.compose import check_command_line, resumed_config
 from asrl.cli.describe import describe
-from asrl.cli.summary import compare, print_summary, training_figures, write_summary
+from asrl.cli.distribute import distribute, reference_device, start_accelerator
+from asrl.cli.summary import print_summary, training_figures, write_summary
+from asrl.comparison import compare
 from asrl.config import CONFIG_DIRECTORY
 from asrl.config_checks import check_combinations, check_values
 from asrl.data.dataset import make_loader
@@ -37,11 +40,11 @@ from asrl.evaluate import read_transcriptions
 from asrl.evaluator import Evaluator
 from asrl.jsonl import read_json_lines
 from asrl.models.speech_llm import SpeechLLM
-from asrl.optimization import copy_parameters
+from asrl.optimization import copy_parameters, load_parameters, place_schedule
 from asrl.rewards import build_rewards
 from asrl.rollout.engines import ENGINES
 from asrl.rollout.settings import SamplingSettings, greedy
-from asrl.run_state import Parts, Progress, restore_run
+from asrl.run_state import Parts, Progress
 from asrl.tracking import Tracker
 from asrl.trainer import Trainer
 
@@ -70,11 +73,11 @@ def run(config: DictConfig) -> dict[str, Any]:
         config = resumed_config(config.resume, HydraConfig.get().overrides.task)
     check_values(config)  # again, for the jobs of a sweep
     check_combinations(config)
-    accelerator = start_accelerator(config.trainer.mixed_precision, num_threads=config.trainer.num_threads)
+    accelerator = start_accelerator(num_threads=config.trainer.num_threads)
     trainer = build_trainer(config, accelerator)
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, trainer.stop)
-    with trainer.parts.tracker or nullcontext():
+    with trainer.parts.tracker or nullcontext(), trainer.parts.mirror or nullcontext():
         evaluate_all(trainer.parts.evaluator, step=0)
         trainer.run()
         if not trainer.is_stopping:
@@ -90,44 +93,71 @@ def build_trainer(config: DictConfig, accelerator: Accelerator) -> Trainer:
     """
     torch.manual_seed(config.seed)  # of a fresh LoRA
     rewards = build_rewards(OmegaConf.to_container(config.reward, resolve=True))
-    dataset = load_dataset(config.data.train, config.model.path)  # first: fails fast
-    model = load_model(config.model, dropout=config.dropout)
+    dataset = load_training_set(config)  # first: fails fast
     steps_per_batch = config.num_iterations * config.steps_per_generation
     num_batches = math.ceil(config.trainer.max_steps / steps_per_batch)
     num_steps = num_batches * steps_per_batch
-    model.to(accelerator.device)
-    starting_weights = copy_parameters(model) if config.beta and config.reference == "frozen" else {}
-    optimizer, schedule = build_optimization(model, config.optim, num_steps=num_steps)
-    progress = restore(config, model, optimizer, schedule)
-    sampler = rollout_batches(config, len(dataset), accelerator, start=progress.position, end=num_batches)
+    learned = prepare_policy(config, accelerator, num_steps=num_steps)
+    progress = learned.progress
+    sampler = rollout_batches(config, len(dataset), accelerator, progress, end=num_batches)
     run_dir = Path(config.resume) if config.resume else unused_run_dir(config.run_dir, accelerator)
     sampling = sampling_settings(config)
     evaluator = build_evaluator(
-        model,
+        learned.model,
         config,
         {"greedy": greedy(config.rollout.max_new_tokens), "sampled": sampling},
         utterances_per_batch=config.trainer.eval_utterances,
         accelerator=accelerator,
+        backend=learned.backend,
         run_dir=run_dir,
     )
-    policy, optimizer = accelerator.prepare(model, optimizer)
+    mirror = open_mirror(config, run_dir, accelerator)
     tracker = open_tracker(config, run_dir, progress, max_steps=num_steps, accelerator=accelerator)
     parts = Parts(
-        policy=policy,
-        model=model,
-        optimizer=optimizer,
-        schedule=schedule,
+        policy=learned.policy,
+        model=learned.model,
+        backend=learned.backend,
+        schedule=learned.schedule,
         loader=make_loader(dataset, sampler, num_workers=config.data.num_workers),
         rewards=rewards,
         generate=ENGINES[config.rollout.engine],
         sampling=sampling,
-        starting_weights=starting_weights,
+        starting_weights=learned.starting_weights,
         evaluator=evaluator,
         tracker=tracker,
         accelerator=accelerator,
         run_dir=run_dir,
+        mirror=mirror,
     )
     return Trainer(parts, config, progress, num_batches=num_batches)
+
+
+class Learned(NamedTuple):
+    """What a run changes, where the run left it; see ``Parts``."""
+
+    policy: nn.Module
+    model: SpeechLLM
+    backend: Backend
+    schedule: LambdaLR
+    starting_weights: dict[str, Tensor]
+    progress: Progress
+
+
+def prepare_policy(config: DictConfig, accelerator: Accelerator, *, num_steps: int) -> Learned:
+    """Load the model and the checkpoint to go on from, and spread them over the ranks."""
+    model = load_model(config.model, dropout=config.dropout, mixed_precision=config.trainer.mixed_precision)
+    starting_weights = {}
+    if config.beta and config.reference == "frozen":
+        starting_weights = copy_parameters(model, device=reference_device(accelerator))
+    progress, states = restore(config, model, is_main=accelerator.is_main_process)
+    if num_steps <= progress.step and accelerator.is_main_process:
+        print(f"already at its last step, {progress.step}; raise trainer.max_steps to go on")
+    model.to(accelerator.device)
+    optimizer, schedule = build_optimization(model, config.optim, num_steps=num_steps)
+    place_schedule(schedule, progress.step)
+    policy, backend = distribute(model, optimizer, accelerator, max_grad_norm=config.optim.max_grad_norm)
+    backend.load_states(states)
+    return Learned(policy, model, backend, schedule, starting_weights, progress)
 
 
 def sampling_settings(config: DictConfig) -> SamplingSettings:
@@ -150,32 +180,53 @@ def open_tracker(
 
 
 def rollout_batches(
-    config: DictConfig, num_utterances: int, accelerator: Accelerator, *, start: int, end: int
+    config: DictConfig, num_utterances: int, accelerator: Accelerator, progress: Progress, *, end: int
 ) -> RepeatSampler:
-    """Rows of the batches of rollouts from number ``start`` up to ``end``."""
+    """Rows of the batches of rollouts from where the run is up to number ``end``.
+
+    Raises:
+        UserError: The run was started with batches of another size or another number of utterances.
+    """
     rows_per_rank = config.trainer.rows_per_device * config.trainer.gradient_accumulation_steps
+    rows_per_step = rows_per_rank * accelerator.num_processes
+    progress.count_in(rows_per_step=rows_per_step, num_utterances=num_utterances)
     return RepeatSampler(
         num_utterances=num_utterances,
         num_generations=config.num_generations,
-        rows_per_step=rows_per_rank * accelerator.num_processes,
+        rows_per_step=rows_per_step,
         steps_per_generation=config.steps_per_generation,
         world_size=accelerator.num_processes,
         rank=accelerator.process_index,
         seed=config.seed,
         drop_last=config.data.drop_last,
-        start=start,
-        num_batches=end - start,
+        start=progress.position,
+        num_batches=end - progress.position,
     )
 
 
-def restore(config: DictConfig, model: SpeechLLM, optimizer: Optimizer, schedule: LRScheduler) -> Progress:
-    """Go on from the newest intact checkpoint of ``resume``, or start from the beginning."""
+def restore(config: DictConfig, model: SpeechLLM, *, is_main: bool) -> tuple[Progress, States]:
+    """Go on from the newest intact checkpoint of ``resume``, or start from the beginning.
+
+    Returns:
+        How far the run is, and the states of its optimizer.
+
+    Raises:
+        UserError: There is no such checkpoint, or it belongs to another configuration.
+    """
     if not config.resume:
-        return Progress()
+        return Progress(), {}
+    if not list_checkpoints(Path(config.resume)):
+        if is_main:
+            print(f"warning: {config.resume}: no checkpoint yet, the run starts again", file=sys.stderr)
+        return Progress(), {}
     found = find_checkpoint(Path(config.resume))
-    for warning in found.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    return restore_run(model, optimizer, schedule, load_checkpoint(found.path), place=str(found.path))
+    if is_main:
+        lost_best = drop_lost_best(Path(config.resume), found.path)
+        for warning in filter(None, [*found.warnings, lost_best]):
+            print(f"warning: {warning}", file=sys.stderr)
+    checkpoint = load_checkpoint(found.path)
+    load_parameters(model, checkpoint.trainable, place=str(found.path))
+    return Progress(**checkpoint.state), checkpoint.optimizer
 
 
 def evaluate_all(evaluator: Evaluator, *, step: int) -> None:

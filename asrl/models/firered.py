@@ -1,7 +1,6 @@
 """This module is the only place that turns a FireRedASR-LLM directory into a model, and a model into one."""
 
 import argparse
-import json
 import os
 import shutil
 from pathlib import Path
@@ -9,14 +8,14 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import Qwen2Config, Qwen2ForCausalLM
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+from transformers import Qwen2ForCausalLM
 
 from asrl.errors import UserError
 from asrl.models.conformer import ConformerEncoder
 from asrl.models.lora import attach_lora, folded_state_dict
 from asrl.models.projector import Projector
 from asrl.models.prompt import build_prompt, load_tokenizer
+from asrl.models.released_decoder import check_decoder, load_decoder
 from asrl.models.released_files import (
     CMVN_FILE,
     CONFIG_FILE,
@@ -26,7 +25,6 @@ from asrl.models.released_files import (
     check_files,
     check_shapes,
     copy_decoder,
-    read_decoder_shapes,
     read_field,
     read_package,
     write_decoder,
@@ -41,43 +39,31 @@ from asrl.models.released_lora import (
     fold_released,
     released_shapes,
 )
-from asrl.models.speech_llm import SpeechLLM, set_trainable
+from asrl.models.speech_llm import SpeechLLM
+from asrl.models.trainable import set_trainable
 
 ENCODER_PREFIX = "encoder."
 PROJECTOR_PREFIX = "encoder_projector."
 POSITIONAL_TABLE = "encoder.positional_encoding.pe"
 
 
-def _check_decoder(folder: Path) -> None:
-    """Check config, keys and shapes of a Qwen2 folder."""
-    config_path = folder / "config.json"
-    try:
-        model_type = json.loads(config_path.read_text(encoding="utf-8")).get("model_type")
-    except ValueError as error:
-        raise UserError(f"{config_path}: not valid JSON; copy the Qwen2 folder again") from error
-    if model_type != "qwen2":
-        raise UserError(f"{config_path}: model_type must be 'qwen2', got {model_type!r}; use a Qwen2 folder")
-    with torch.device("meta"):
-        skeleton = Qwen2ForCausalLM(Qwen2Config.from_pretrained(folder))
-    optional = ["lm_head.weight"] if skeleton.config.tie_word_embeddings else []
-    check_shapes(read_decoder_shapes(folder), _shapes(skeleton.state_dict()), optional=optional, place=folder)
+def _read_count(args: argparse.Namespace, name: str, path: Path) -> int:
+    value = read_field(args, name, path)
+    if not value >= 1 or value % 1:
+        raise UserError(f"{path}: args.{name} must be a whole number above 0, got {value}")
+    return int(value)
 
 
-def _load_decoder(folder: Path, dtype: torch.dtype) -> Qwen2ForCausalLM:
-    had_bar = is_progress_bar_enabled()
-    disable_progress_bar()  # one bar for every process, finished at once
-    try:
-        return Qwen2ForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True, use_safetensors=True
-        )
-    finally:
-        if had_bar:
-            enable_progress_bar()
+def _read_rate(args: argparse.Namespace, name: str, path: Path) -> float:
+    value = read_field(args, name, path)
+    if not 0 <= value <= 1:
+        raise UserError(f"{path}: args.{name} must be from 0 to 1, got {value}")
+    return float(value)
 
 
 def _build_encoder(args: argparse.Namespace, path: Path, length_rule: str) -> ConformerEncoder:
     def number(name: str) -> int:
-        return int(read_field(args, name, path))
+        return _read_count(args, name, path)
 
     return ConformerEncoder(
         idim=number("idim"),
@@ -85,8 +71,8 @@ def _build_encoder(args: argparse.Namespace, path: Path, length_rule: str) -> Co
         num_heads=number("n_head"),
         d_model=number("d_model"),
         kernel_size=number("kernel_size"),
-        residual_dropout=float(read_field(args, "residual_dropout", path)),
-        dropout_rate=float(read_field(args, "dropout_rate", path)),
+        residual_dropout=_read_rate(args, "residual_dropout", path),
+        dropout_rate=_read_rate(args, "dropout_rate", path),
         length_rule=length_rule,
     )
 
@@ -182,10 +168,10 @@ def load_firered(
     decoder_folder = check_files(directory)
     encoder_path, model_path = directory / ENCODER_FILE, directory / MODEL_FILE
     encoder_args = read_package(encoder_path)["args"]
-    downsample = int(read_field(read_package(model_path)["args"], "encoder_downsample_rate", model_path))
-    _check_decoder(decoder_folder)
+    downsample = _read_count(read_package(model_path)["args"], "encoder_downsample_rate", model_path)
+    check_decoder(decoder_folder)
     prompt = build_prompt(load_tokenizer(decoder_folder))
-    llm = _load_decoder(decoder_folder, torch.float32 if train_decoder else decoder_dtype)
+    llm = load_decoder(decoder_folder, torch.float32 if train_decoder else decoder_dtype)
     encoder = _build_encoder(encoder_args, encoder_path, length_rule)
     projector = Projector(int(encoder_args.d_model), llm.config.hidden_size, downsample)
     model_args, state = _read_state(model_path, _expected_shapes(encoder, projector, llm))
@@ -288,7 +274,7 @@ def save_firered(
         else:
             _write_decoder(model, folder, merge_lora=merge_lora, dtype=decoder_dtype)
         _read_state(partial / MODEL_FILE, _expected_shapes(model.encoder, model.projector, model.causal_lm))
-        _check_decoder(folder)
+        check_decoder(folder)
         partial.replace(directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -31,6 +31,7 @@ CMVN_FILE = "cmvn.ark"
 CONFIG_FILE = "config.yaml"
 DECODER_FOLDER = "Qwen2-7B-Instruct"
 DECODER_INDEX = "model.safetensors.index.json"
+LFS_POINTER = b"version https://git-lfs"
 
 Shapes = Mapping[str, Collection[int]]
 
@@ -66,7 +67,9 @@ def check_files(directory: Path) -> Path:
         )
     for name in (ENCODER_FILE, MODEL_FILE, CMVN_FILE):
         if not (directory / name).is_file():
-            raise UserError(f"{directory / name}: file not found; a FireRedASR-LLM directory needs it")
+            raise UserError(
+                f"{directory / name}: {_absence(directory / name)}; a FireRedASR-LLM directory needs it"
+            )
     # The released name first, should there be several.
     folders = sorted(directory.glob("Qwen2*"), key=lambda path: (path.name != DECODER_FOLDER, path.name))
     for folder in folders:
@@ -80,6 +83,20 @@ def check_files(directory: Path) -> Path:
             f"{directory}: no folder Qwen2* with a config.json inside; put or link {DECODER_FOLDER} there"
         )
     return decoders[0]
+
+
+def _absence(path: Path) -> str:
+    return f"link to {path.readlink()}, which does not exist" if path.is_symlink() else "file not found"
+
+
+def _fault(path: Path) -> str:
+    """Why a file of weights cannot be read, and the way out."""
+    if not path.is_file():
+        return f"{_absence(path)}; copy it again"
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            return "is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`"
+    return f"incomplete or damaged ({path.stat().st_size} bytes); copy it again"
 
 
 def read_package(path: Path) -> dict:
@@ -96,7 +113,7 @@ def read_package(path: Path) -> dict:
             f"{path}: holds something else than tensors and an argparse.Namespace; use a released file"
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError) as error:
-        raise UserError(f"{path}: damaged or not a torch file; copy it again") from error
+        raise UserError(f"{path}: {_fault(path)}") from error
     args = package.get("args") if isinstance(package, dict) else None
     if not isinstance(args, argparse.Namespace):
         raise UserError(
@@ -140,7 +157,7 @@ def read_decoder_shapes(folder: Path) -> dict[str, list[int]]:
             with safe_open(file, framework="pt") as weights:
                 shapes.update({name: weights.get_slice(name).get_shape() for name in weights.keys()})  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{file}: missing, incomplete or damaged; copy the Qwen2 folder again") from error
+            raise UserError(f"{file}: {_fault(file)}") from error
     return shapes
 
 

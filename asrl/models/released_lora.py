@@ -1,5 +1,7 @@
 """This module is the only place that knows how released checkpoints name, shape and scale their LoRA."""
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
@@ -8,6 +10,7 @@ from transformers import Qwen2ForCausalLM
 
 from asrl.errors import UserError
 from asrl.models.lora import ADAPTER, LORA_TARGETS, fold_lora, lora_layers
+from asrl.models.released_files import read_package
 
 RELEASED_RANK = 64  # upstream can read no other
 RELEASED_ALPHA = 16
@@ -29,6 +32,16 @@ def released_shapes(llm: nn.Module) -> dict[str, list[int]]:
             shapes[key_a] = [RELEASED_RANK, module.in_features]
             shapes[key_b] = [module.out_features, RELEASED_RANK]
     return shapes
+
+
+def has_released_lora(path: Path) -> bool:
+    """Whether a model.pth.tar holds LoRA; a merged one does not.
+
+    Raises:
+        UserError: As ``read_package``.
+    """
+    state = read_package(path).get("model_state_dict")
+    return isinstance(state, dict) and any(str(name).startswith(LORA_PREFIX) for name in state)
 
 
 @torch.no_grad()

@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,16 +14,18 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import Cache, Qwen2ForCausalLM
 
-from asrl.errors import UserError
 from asrl.logps import token_logps, vocabulary_logits
-from asrl.models.conformer import ConformerEncoder, count_frames
+from asrl.models.conformer import ConformerEncoder, EncoderOutput, count_frames
 from asrl.models.layouts import DecoderInputs, replica_inputs, splice_speech, tree_inputs
-from asrl.models.lora import ADAPTER, adapter_disabled
+from asrl.models.lora import adapter_disabled
 from asrl.models.projector import Projector
 from asrl.models.prompt import PromptTemplate
 from asrl.models.released_files import CheckpointArgs
+from asrl.models.vocabulary import VocabularyHead
 from asrl.tree import build_trees
 from asrl.types import Completions, Prompts, SpeechBatch, SpeechEmbeddings, TokenScores
+
+Output = TypeVar("Output")
 
 
 def cache_argument(forward: Callable) -> str:
@@ -40,7 +43,9 @@ class SpeechLLM(nn.Module):
         prompt: Token ids around the speech.
         layout: How completions are scored: ``tree`` reads what the transcripts of an utterance share once,
             ``replicas`` reads every row by itself.
-        max_logits: Logits that exist at the same time when completions are scored, whatever the vocabulary.
+        max_logits: Logits that exist at the same time, whatever the vocabulary.
+        autocast_dtype: What encoder, projector and decoder compute in where float32 is not needed; None:
+            float32 where the weights are.
         work: Positions and forwards so far, for reports and benchmarks.
         checkpoint_args: Where the weights came from; None if from nowhere.
     """
@@ -62,10 +67,12 @@ class SpeechLLM(nn.Module):
         self.prompt = prompt
         self.layout = layout
         self.max_logits = max_logits
+        self.autocast_dtype: torch.dtype | None = None
         self.work: Counter[str] = Counter()
         self.checkpoint_args: CheckpointArgs | None = None
         self.dropout_rates: dict[str, float] = {}  # of the modules that set_dropout has switched off
         self._cache_argument = cache_argument(self.causal_lm.model.forward)
+        self.causal_lm.lm_head = VocabularyHead(self.causal_lm.lm_head.weight)
 
     @property
     def causal_lm(self) -> Qwen2ForCausalLM:
@@ -90,7 +97,17 @@ class SpeechLLM(nn.Module):
         Upstream feeds the projector's frames to the decoder even where its ``arith`` rule masks them.
         """
         self.work["encoder_utterances"] += len(features)
-        return self.project(self.encoder(features, num_frames).hidden, num_frames)
+        return self.project(self.run_encoder(features, num_frames).hidden, num_frames)
+
+    def run_encoder(self, features: Float[Tensor, "u f m"], num_frames: Int[Tensor, " u"]) -> EncoderOutput:
+        """Turn features into encoder frames."""
+        with self.autocast(features.device):
+            return self.encoder(features, num_frames)
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Compute in ``autocast_dtype`` inside, if it is set."""
+        dtype = self.autocast_dtype
+        return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
     def encode_batch(self, batch: SpeechBatch, utterances: Int[Tensor, " i"]) -> SpeechEmbeddings:
         """Speech embeddings of these utterances of a batch, from its encoder output if that was kept."""
@@ -105,12 +122,13 @@ class SpeechLLM(nn.Module):
         if any(parameter.requires_grad for parameter in self.encoder.parameters()):
             return batch
         self.work["encoder_utterances"] += len(batch.features)
-        return replace(batch, encoded=self.encoder(batch.features, batch.num_frames).hidden)
+        return replace(batch, encoded=self.run_encoder(batch.features, batch.num_frames).hidden)
 
     def project(self, hidden: Float[Tensor, "u t e"], num_frames: Int[Tensor, " u"]) -> SpeechEmbeddings:
         """Turn encoder output into speech embeddings."""
         num_tokens = count_frames(num_frames, "stride") // self.projector.downsample
-        return SpeechEmbeddings(self.projector(hidden), num_tokens)
+        with self.autocast(hidden.device):
+            return SpeechEmbeddings(self.projector(hidden), num_tokens)
 
     def count_prompt(self, num_frames: Int[Tensor, " u"]) -> Int[Tensor, " u"]:
         """Prompt tokens, speech included, of utterances with so many feature frames."""
@@ -158,18 +176,42 @@ class SpeechLLM(nn.Module):
             )[:, None]
         self.work["decoder_forwards"] += 1
         self.work["decoder_positions"] += embeddings.shape[0] * embeddings.shape[1]
-        output = self.causal_lm.model(
-            inputs_embeds=embeddings,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            use_cache=cache is not None,
-            **{self._cache_argument: cache},
-        )
+        with self.autocast(embeddings.device):
+            output = self.causal_lm.model(
+                inputs_embeds=embeddings,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                use_cache=cache is not None,
+                **{self._cache_argument: cache},
+            )
         return output.last_hidden_state
 
     def head(self, hidden: Float[Tensor, "positions d"]) -> Float[Tensor, "positions v"]:
         """Logits in float32; project only positions that need them."""
-        return vocabulary_logits(hidden, self.causal_lm.lm_head.weight)
+        return self.with_head(hidden, vocabulary_logits)
+
+    def with_head(
+        self, hidden: Float[Tensor, "positions d"], function: Callable[[Tensor, Tensor], Output]
+    ) -> Output:
+        """Call a function with hidden states and the output embedding."""
+        return self.causal_lm.lm_head(hidden, function)
+
+    def each_logits(
+        self, hidden: Float[Tensor, "positions d"], function: Callable[[Tensor, slice], Output]
+    ) -> list[Output]:
+        """Call a function with the logits of a few positions at a time, and with where those are."""
+
+        def run(states: Tensor, weight: Tensor) -> list[Output]:
+            starts = range(0, len(states), self.positions_at_once)
+            parts = [slice(start, start + self.positions_at_once) for start in starts]
+            return [function(vocabulary_logits(states[part], weight), part) for part in parts]
+
+        return self.with_head(hidden, run)
+
+    @property
+    def positions_at_once(self) -> int:
+        """Positions whose logits may exist at the same time."""
+        return max(1, self.max_logits // self.causal_lm.config.vocab_size)
 
     def forward(
         self,
@@ -229,59 +271,11 @@ class SpeechLLM(nn.Module):
     ) -> TokenScores:
         """Read the inputs and score the tokens, which belong where ``where`` is True."""
         hidden = self.decoder(inputs.embeddings, inputs.is_visible, inputs.position_ids)
-        head_weight = self.causal_lm.lm_head.weight
-        scores = token_logps(
-            inputs.gather_predictors(hidden),
-            head_weight,
-            tokens,
-            temperature=temperature,
-            chunk_size=max(1, self.max_logits // len(head_weight)),
+        score = partial(
+            token_logps, tokens=tokens, temperature=temperature, chunk_size=self.positions_at_once
         )
+        scores = self.with_head(inputs.gather_predictors(hidden), score)
         blank = scores.logps.new_zeros(where.shape)
         return TokenScores(
             blank.masked_scatter(where, scores.logps), blank.masked_scatter(where, scores.entropy)
         )
-
-
-def set_dropout(model: SpeechLLM, enabled: bool) -> None:
-    """Switch every dropout of encoder, projector, LoRA and decoder on or off, in train mode.
-
-    The decoder's attention dropout is a plain number in each attention module. Call again after adding an
-    adapter.
-    """
-    for name, module in model.named_modules():
-        attribute = "p" if isinstance(module, nn.Dropout) else "attention_dropout"
-        if not isinstance(getattr(module, attribute, None), float):
-            continue
-        if enabled:
-            setattr(module, attribute, model.dropout_rates.get(name, getattr(module, attribute)))
-        else:
-            model.dropout_rates.setdefault(name, getattr(module, attribute))
-            setattr(module, attribute, 0.0)
-
-
-def set_trainable(
-    model: SpeechLLM, *, encoder: bool, projector: bool, decoder: Literal["lora", "full", "none"]
-) -> None:
-    """Choose what the optimizer sees; what is trained is float32, a frozen decoder keeps its type.
-
-    Raises:
-        UserError: LoRA is asked for and there is none, or the full decoder while there is LoRA.
-    """
-    has_lora = isinstance(model.llm, PeftModel)
-    if decoder == "lora" and not has_lora:
-        raise UserError(
-            "training LoRA needs a decoder with LoRA, this one has none; use lora.start continue or merge"
-        )
-    if decoder == "full" and has_lora:
-        raise UserError("training the full decoder needs a decoder without LoRA; use lora.start none")
-    model.encoder.requires_grad_(encoder)
-    model.projector.requires_grad_(projector)
-    for name, parameter in model.llm.named_parameters():
-        is_lora = f".{ADAPTER}." in name
-        parameter.requires_grad_(decoder == "full" or (decoder == "lora" and is_lora))
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-    if decoder == "full" and model.checkpoint_args is not None:
-        model.checkpoint_args = replace(model.checkpoint_args, is_decoder_unchanged=False)
-    model.train(model.training)

@@ -7,9 +7,10 @@ the transcripts are those of ``plain.generate``.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -18,9 +19,24 @@ from asrl.models.prompt import clean_text
 from asrl.models.speech_llm import SpeechLLM
 from asrl.rollout.drafts import LONGEST_DRAFT, Branch, Draft, Fork, next_length, propose
 from asrl.rollout.settings import SamplingSettings, row_uniforms
-from asrl.sampling import draw_each, place_logps
+from asrl.sampling import draw_each, drawn_logps
 from asrl.tree import PROMPT, PrefixTree
 from asrl.types import Completions, Prompts, SpeechBatch
+
+
+class Draws(NamedTuple):
+    """Tokens drawn at every place of a round, and their log-probs under temperature alone."""
+
+    tokens: Int[Tensor, "q g"]
+    logps: Float[Tensor, "q g"]
+
+
+class NewNode(NamedTuple):
+    """A node of this round: its utterance, and which draw of which place it is."""
+
+    utterance: int
+    place: int
+    slot: int
 
 
 @torch.no_grad()
@@ -159,9 +175,9 @@ class _Rollout:
 
     def walk(self, branches: list[Branch], hidden: list[Float[Tensor, "_ d"]]) -> list[Fork]:
         """Draw along every draft; grow the trees and return where rows have left the drafts unfinished."""
-        logits = self.model.head(torch.cat(hidden))
-        drawn = self.draw(logits, branches)
-        new_nodes: list[tuple[int, int, int]] = []
+        draws = self.draw(torch.cat(hidden), self.place_uniforms(branches))
+        drawn = draws.tokens.tolist()
+        new_nodes: list[NewNode] = []
         forks: list[Fork] = []
         first_place = 0
         for index, branch in enumerate(branches):
@@ -169,12 +185,29 @@ class _Rollout:
             places = drawn[first_place : first_place + num_places]
             forks += self.walk_branch(index, branch, places, first_place, new_nodes)
             first_place += num_places
-        self.note_logps(logits, new_nodes)
+        self.note_logps(draws.logps, new_nodes)
         return forks
 
-    def draw(self, logits: Float[Tensor, "q v"], branches: list[Branch]) -> list[list[int]]:
-        """Every row's own token at every place of its branch."""
-        uniforms = torch.zeros(len(logits), max(len(b.rows) for b in branches), dtype=torch.float64)
+    def draw(self, states: Float[Tensor, "q d"], uniforms: Float64[Tensor, "q g"]) -> Draws:
+        """Draw a token with every uniform number of every place."""
+
+        def draw_part(logits: Tensor, part: slice) -> Draws:
+            tokens = draw_each(
+                logits,
+                uniforms[part],
+                temperature=self.settings.temperature,
+                top_k=self.settings.top_k,
+                top_p=self.settings.top_p,
+            )
+            return Draws(tokens, drawn_logps(logits, tokens, self.settings.temperature))
+
+        parts = self.model.each_logits(states, draw_part)
+        return Draws(torch.cat([part.tokens for part in parts]), torch.cat([part.logps for part in parts]))
+
+    def place_uniforms(self, branches: list[Branch]) -> Float64[Tensor, "q g"]:
+        """Every row's own number at every place of its branch; 0 where a branch has fewer rows."""
+        num_places = sum(1 + len(branch.draft.tokens) for branch in branches)
+        uniforms = torch.zeros(num_places, max(len(b.rows) for b in branches), dtype=torch.float64)
         first_place = 0
         for branch in branches:
             num_places = 1 + len(branch.draft.tokens)
@@ -182,14 +215,7 @@ class _Rollout:
             own = self.uniforms[list(branch.rows), depth : depth + num_places]
             uniforms[first_place : first_place + num_places, : len(branch.rows)] = own.T
             first_place += num_places
-        settings = self.settings
-        return draw_each(
-            logits,
-            uniforms.to(self.device),
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-        ).tolist()
+        return uniforms.to(self.device)
 
     def num_written(self, branch: Branch) -> int:
         """Tokens that the rows of a branch have written."""
@@ -201,7 +227,7 @@ class _Rollout:
         branch: Branch,
         drawn: list[list[int]],
         first_place: int,
-        new_nodes: list[tuple[int, int, int]],
+        new_nodes: list[NewNode],
     ) -> list[Fork]:
         """Follow the rows of one branch down its draft."""
         tree, draft = self.trees[branch.utterance], branch.draft.tokens
@@ -213,7 +239,7 @@ class _Rollout:
             on_draft, parent = [], node
             for token, slots in slots_of.items():
                 child = tree.add(parent, token)
-                new_nodes.append((branch.utterance, first_place + num_accepted, token))
+                new_nodes.append(NewNode(branch.utterance, first_place + num_accepted, slots[0]))
                 if self.is_done(tree, child):
                     self.finish(branch, [branch.rows[slot] for slot in slots], child)
                 elif num_accepted < len(draft) and token == draft[num_accepted]:
@@ -236,13 +262,11 @@ class _Rollout:
         self.finished[branch.utterance].append([tree.tokens[step] for step in tree.path(node)])
         self.last_node |= dict.fromkeys(rows, node)
 
-    def note_logps(self, logits: Float[Tensor, "q v"], new_nodes: list[tuple[int, int, int]]) -> None:
+    def note_logps(self, logps: Float[Tensor, "q g"], new_nodes: list[NewNode]) -> None:
         """Keep the log-prob of every new node, under temperature alone."""
-        places = torch.tensor([place for _, place, _ in new_nodes], device=self.device)
-        tokens = torch.tensor([token for _, _, token in new_nodes], device=self.device)
-        logps = place_logps(logits, places, tokens, self.settings.temperature)
-        for (utterance, _, _), logp in zip(new_nodes, logps.tolist(), strict=True):
-            self.logps[utterance].append(logp)
+        table = logps.tolist()
+        for node in new_nodes:
+            self.logps[node.utterance].append(table[node.place][node.slot])
 
     def branch(self, fork: Fork, parent: Branch) -> Branch:
         """Guess how the rows of a fork go on."""

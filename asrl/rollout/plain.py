@@ -1,5 +1,7 @@
 """This module is the only place that draws transcripts token by token: the oracle for faster engines."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -32,6 +34,11 @@ class _Rows:
         self.cache.batch_select_indices(kept)
         self.last, self.is_valid, self.position = self.last[kept], self.is_valid[kept], self.position[kept]
 
+    def idle(self) -> None:
+        """Join a forward of the other ranks with one token of nobody's."""
+        token = torch.zeros(1, 1, dtype=torch.long, device=self.position.device)
+        self.model.head(self.model.decoder(self.model.embed(token), None, token)[0])
+
     def append(self, tokens: Int[Tensor, " n"]) -> None:
         """Feed one token per row. Padding inside a row's cache is masked out, never moved."""
         self.is_valid = torch.nn.functional.pad(self.is_valid, (0, 1), value=True)
@@ -41,24 +48,39 @@ class _Rows:
 
 
 @torch.no_grad()
-def generate(model: SpeechLLM, batch: SpeechBatch, settings: SamplingSettings) -> Completions:
+def generate(
+    model: SpeechLLM,
+    batch: SpeechBatch,
+    settings: SamplingSettings,
+    *,
+    is_any_rank_busy: Callable[[bool], bool] = bool,
+) -> Completions:
     """Draw one transcript per row of ``batch``. Dropout is off; the model's mode is restored afterwards.
 
     Nothing is shared between rows: each encodes its utterance and reads its prompt. The noise of token t of a
     row is number t of the row's own stream, so a transcript does not depend on the batch that it is drawn in.
+    ``is_any_rank_busy`` is that of ``drafted.generate``.
     """
     was_training = model.training
     model.eval()
     try:
         prompts = model.prompts(model.encode_batch(batch, batch.row_utterance))
-        return _write(
-            _Rows(model, prompts), row_uniforms(batch, settings.max_new_tokens, seed=settings.seed), settings
-        )
+        rows = _Rows(model, prompts)
+        uniforms = row_uniforms(batch, settings.max_new_tokens, seed=settings.seed)
+        completions = _write(rows, uniforms, settings, is_any_rank_busy)
+        while is_any_rank_busy(False):
+            rows.idle()
+        return completions
     finally:
         model.train(was_training)
 
 
-def _write(rows: _Rows, uniforms: Float[Tensor, "n max"], settings: SamplingSettings) -> Completions:
+def _write(
+    rows: _Rows,
+    uniforms: Float[Tensor, "n max"],
+    settings: SamplingSettings,
+    is_any_rank_busy: Callable[[bool], bool],
+) -> Completions:
     num_rows, device = len(uniforms), rows.last.device
     end_id, uniforms = rows.model.prompt.end_id, uniforms.to(device)
     tokens = torch.full((num_rows, settings.max_new_tokens), end_id, device=device)
@@ -83,6 +105,7 @@ def _write(rows: _Rows, uniforms: Float[Tensor, "n max"], settings: SamplingSett
         alive = alive[~is_end]
         if len(alive) == 0 or step + 1 == settings.max_new_tokens:
             break
+        is_any_rank_busy(True)
         rows.keep(~is_end)
         rows.append(drawn[~is_end])
     longest = int(num_tokens.max())

@@ -25,13 +25,34 @@ def write_manifest(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def start(arguments: list[str], *, num_processes: int = 1, script: str = "train.py") -> subprocess.Popen:
+# What the launch files under configs/accelerate set, by backend.
+BACKENDS = {
+    "ddp": {},
+    **{
+        f"zero{stage}": {
+            "ACCELERATE_USE_DEEPSPEED": "true",
+            "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(stage),
+            "DS_ACCELERATOR": "cpu",
+        }
+        for stage in (1, 2, 3)
+    },
+    "fsdp2": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"},
+}
+
+
+def start(
+    arguments: list[str], *, num_processes: int = 1, script: str = "train.py", backend: str = "ddp"
+) -> subprocess.Popen:
     """Start a script of the repository, under torchrun if there are several processes."""
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
+    environment = (
+        os.environ
+        | BACKENDS[backend]
+        | {
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
+    )
     command = [sys.executable, str(ROOT / script), *arguments]
     if num_processes > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]

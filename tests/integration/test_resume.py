@@ -1,6 +1,7 @@
 """An interrupted run goes on as if nothing had happened: the same lines and weights, bit for bit."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -38,6 +39,15 @@ def settings(tmp_path_factory, rows):
 def uninterrupted(tmp_path_factory, train_here, settings):
     run_dir = tmp_path_factory.mktemp("resume") / "uninterrupted"
     train_here(run_dir, *settings)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def every_batch(tmp_path_factory, train_here, settings):
+    """The same two epochs, saved after each of the five batches."""
+    run_dir = tmp_path_factory.mktemp("resume") / "every-batch"
+    train_here(run_dir, *settings, "trainer.save_every=4", "trainer.keep_checkpoints=9")
+    assert [path.name[-2:] for path in list_checkpoints(run_dir)] == ["04", "08", "12", "16", "20"]
     return run_dir
 
 
@@ -90,6 +100,20 @@ def test_a_run_killed_then_interrupted_then_resumed_equals_an_uninterrupted_one(
     assert resumed.status == 0, resumed.errors[-3000:]
     assert_same_run(run_dir, uninterrupted)
     assert len(read_metrics(uninterrupted)) == 20 + 3
+
+
+@pytest.mark.parametrize("step", [4, 8, 12, 16])
+def test_a_run_that_lost_everything_after_a_batch_goes_on_from_there(command, every_batch, tmp_path, step):
+    run_dir = tmp_path / "run"
+    shutil.copytree(every_batch, run_dir)
+    for path in list_checkpoints(run_dir):
+        if path.name > f"step-{step:08d}":
+            shutil.rmtree(path)
+    for path in (run_dir / "evaluations").glob("*-00000020.jsonl"):
+        path.unlink()
+    result = command("train", f"resume={run_dir}")
+    assert result.status == 0, result.errors[-3000:]
+    assert_same_run(run_dir, every_batch)
 
 
 def test_a_finished_run_can_be_extended(command, uninterrupted, tmp_path):

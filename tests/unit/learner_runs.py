@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from asrl.cli.build import start_accelerator
 from asrl.cli.compose import compose_config
+from asrl.cli.distribute import start_accelerator
 from asrl.cli.train import build_trainer
 from asrl.experience import Experience
 from asrl.optimization import trainable_parameters

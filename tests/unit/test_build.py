@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrl.cli.build import start_accelerator, unused_run_dir
+from asrl.cli.build import unused_run_dir
+from asrl.cli.distribute import start_accelerator
 from asrl.errors import UserError
 
 

@@ -110,7 +110,7 @@ def test_weights_of_another_shape_are_refused():
 def test_copied_weights_are_those_trained_and_stay_behind():
     model = make_model()
     model.llm.weight.requires_grad_(False)
-    copies = copy_parameters(model)
+    copies = copy_parameters(model, device=torch.device("cpu"))
     assert copies.keys() == trainable_parameters(model).keys()
     assert torch.equal(copies["encoder.weight"], model.encoder.weight)
     with torch.no_grad():
@@ -124,7 +124,7 @@ def test_weights_are_swapped_inside_the_block_alone():
     before = {name: p.clone() for name, p in trainable_parameters(model).items()}
     parameters = dict(trainable_parameters(model))
     others = {name: torch.full_like(p, 7.0) for name, p in before.items()}
-    with swapped_parameters(model, others):
+    with swapped_parameters(trainable_parameters(model), others):
         assert model.projector(torch.ones(2)).tolist() == [21, 21, 21]  # 7 + 7, and 7 of the bias
         assert all((p == 7).all() for p in model.parameters())
     assert all(torch.equal(p, before[name]) for name, p in trainable_parameters(model).items())
@@ -137,7 +137,10 @@ def test_weights_come_back_after_an_error():
     model = make_model()
     before = {name: p.clone() for name, p in trainable_parameters(model).items()}
     others = {name: torch.zeros_like(p) for name, p in before.items()}
-    with pytest.raises(RuntimeError, match="out of memory"), swapped_parameters(model, others):
+    with (
+        pytest.raises(RuntimeError, match="out of memory"),
+        swapped_parameters(trainable_parameters(model), others),
+    ):
         raise RuntimeError("out of memory")
     assert all(torch.equal(p, before[name]) for name, p in trainable_parameters(model).items())
 
@@ -146,6 +149,6 @@ def test_weights_come_back_if_some_are_missing():
     model = make_model()
     before = {name: p.clone() for name, p in trainable_parameters(model).items()}
     others = {"encoder.weight": torch.zeros(3, 2)}
-    with pytest.raises(KeyError), swapped_parameters(model, others):
+    with pytest.raises(KeyError), swapped_parameters(trainable_parameters(model), others):
         pass
     assert all(torch.equal(p, before[name]) for name, p in trainable_parameters(model).items())

@@ -195,8 +195,23 @@ def test_package_without_weights_is_refused(copy):
 
 def test_truncated_decoder_weights_are_named(copy):
     weights = copy / "Qwen2-7B-Instruct" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    assert f"{weights}: missing, incomplete or damaged" in refuse(copy)
+    content = weights.read_bytes()
+    for size in (0, 5, 2000, len(content) - 100):
+        weights.write_bytes(content[:size])
+        assert f"{weights}: incomplete or damaged ({size} bytes); copy it again" in refuse(copy)
+
+
+@pytest.mark.parametrize("name", ["model.pth.tar", "Qwen2-7B-Instruct/model.safetensors"])
+def test_pointer_that_a_clone_without_lfs_leaves_is_named(copy, name):
+    (copy / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n")
+    assert f"{copy / name}: is a Git LFS pointer" in refuse(copy)
+
+
+@pytest.mark.parametrize("name", ["model.pth.tar", "Qwen2-7B-Instruct/model.safetensors"])
+def test_broken_link_to_a_file_is_named(copy, name):
+    (copy / name).unlink()
+    (copy / name).symlink_to("blobs/1234")
+    assert f"{copy / name}: link to blobs/1234, which does not exist" in refuse(copy)
 
 
 def test_missing_decoder_weights_are_named(copy):
@@ -208,7 +223,7 @@ def test_missing_shard_is_named(copy):
     folder = copy / "Qwen2-7B-Instruct"
     index = {"metadata": {}, "weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert f"{folder / 'model-00001-of-00002.safetensors'}: missing" in refuse(copy)
+    assert f"{folder / 'model-00001-of-00002.safetensors'}: file not found" in refuse(copy)
 
 
 def test_decoder_weights_that_do_not_fit_their_config_are_named(copy):

@@ -5,7 +5,8 @@ import torch
 from live_memory import peak_bytes
 from torch import nn
 
-from asrl.models.speech_llm import set_dropout
+from asrl.models.trainable import set_dropout
+from asrl.models.vocabulary import VocabularyHead
 
 NUM_ROWS, NUM_TOKENS = 6, 40
 
@@ -18,7 +19,8 @@ def step(model, make_batch):
 
     def run(tokens, vocabulary=640):
         head = nn.Linear(64, vocabulary, bias=False).requires_grad_(False)
-        model.causal_lm.lm_head = head
+        model.causal_lm.lm_head = VocabularyHead(head.weight)
+        model.causal_lm.config.vocab_size = vocabulary
         model.zero_grad()
         batch = make_batch([0], [0] * len(tokens))
         mask = torch.ones_like(tokens, dtype=torch.bool)

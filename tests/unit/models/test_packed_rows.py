@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asrl.models.layouts import DecoderInputs, pack_rows, share_rows, tree_inputs
-from asrl.models.speech_llm import set_dropout
+from asrl.models.trainable import set_dropout
 from asrl.tree import build_trees
 from asrl.types import Prompts, SpeechBatch
 

@@ -8,7 +8,8 @@ from transformers import DynamicCache
 from asrl.errors import UserError
 from asrl.models.firered import load_firered
 from asrl.models.lora import lora_layers
-from asrl.models.speech_llm import cache_argument, set_dropout, set_trainable
+from asrl.models.speech_llm import cache_argument
+from asrl.models.trainable import set_dropout, set_trainable
 
 TOKENS = torch.tensor([[361, 427, 431, 602, 600], [490, 520, 473, 515, 602]])
 MASK = torch.tensor([[True, True, True, True, False], [True] * 5])

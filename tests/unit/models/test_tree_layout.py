@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asrl.losses import LEVELS, policy_loss
-from asrl.models.speech_llm import set_dropout
+from asrl.models.trainable import set_dropout
 
 END = 602
 # Rows of (utterance, transcript). The first utterance: a shared beginning, the same transcript twice, one

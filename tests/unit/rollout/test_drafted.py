@@ -5,9 +5,11 @@ import torch
 from ties import compare, texts
 
 from asrl.data.sampler import Row
+from asrl.logps import vocabulary_logits
 from asrl.rollout import drafted, plain
 from asrl.rollout.settings import SamplingSettings, greedy
 
+LOGITS = "asrl.models.speech_llm.vocabulary_logits"
 SETTINGS = SamplingSettings(temperature=0.8, top_k=50, top_p=0.95, max_new_tokens=10, seed=7)
 ROWS = tuple((utterance, replica) for utterance in range(4) for replica in range(3))
 
@@ -22,8 +24,8 @@ def count_forwards(model, run):
 @pytest.fixture
 def never_ends(speech_model, monkeypatch):
     """Make the end token as good as impossible."""
-    head, end_id = speech_model.head, torch.tensor([speech_model.prompt.end_id])
-    monkeypatch.setattr(speech_model, "head", lambda hidden: head(hidden).index_fill(1, end_id, -1e4))
+    end_id = torch.tensor([speech_model.prompt.end_id])
+    monkeypatch.setattr(LOGITS, lambda *args: vocabulary_logits(*args).index_fill(1, end_id, -1e4))
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def loops(speech_model, monkeypatch):
         embeddings = speech_model.causal_lm.get_input_embeddings().weight.detach()
         following = dict(zip(phrase, [*phrase[1:], phrase[0]], strict=True))
 
-        def head(hidden):
+        def head(hidden, _):
             read = torch.cdist(hidden, embeddings).argmin(1).tolist()
             logits = torch.zeros(len(hidden), len(embeddings))
             for place, token in enumerate(read):
@@ -50,7 +52,7 @@ def loops(speech_model, monkeypatch):
                 cache.update(inputs[:, None], inputs[:, None], 0)
             return inputs
 
-        monkeypatch.setattr(speech_model, "head", head)
+        monkeypatch.setattr(LOGITS, head)
         monkeypatch.setattr(speech_model, "decoder", decoder)
 
     return begin
@@ -235,7 +237,7 @@ def test_the_mode_is_restored_after_an_error(speech_model, make_speech, monkeypa
         raise RuntimeError("out of memory")
 
     speech_model.train()
-    monkeypatch.setattr(speech_model, "head", fail)
+    monkeypatch.setattr(LOGITS, fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         drafted.generate(speech_model, make_speech((0, 0)), SETTINGS)
     assert speech_model.training

@@ -12,6 +12,7 @@ from ties import compare, texts
 from asrl.data.dataset import SpeechDataset
 from asrl.data.features import read_cmvn
 from asrl.data.sampler import Row
+from asrl.logps import vocabulary_logits
 from asrl.models.firered import load_firered
 from asrl.rollout import drafted, plain
 from asrl.rollout.drafts import repetition
@@ -124,15 +125,15 @@ def test_rows_that_loop_to_the_token_limit_are_those_of_the_plain_engine(
     demo_model, demo_batch, monkeypatch, temperature, num_forwards
 ):
     # One token is the most probable everywhere, 7 times the next at temperature 1; the end token never comes.
-    head, end_id, favourite = demo_model.head, demo_model.prompt.end_id, 500
+    end_id, favourite = demo_model.prompt.end_id, 500
 
-    def looping_head(hidden):
-        logits = head(hidden)
+    def looping_logits(hidden, weight):
+        logits = vocabulary_logits(hidden, weight)
         logits[:, end_id] = -1e4
         logits[:, favourite] = logits.max(1).values + 2
         return logits
 
-    monkeypatch.setattr(demo_model, "head", looping_head)
+    monkeypatch.setattr("asrl.models.speech_llm.vocabulary_logits", looping_logits)
     batch = select(demo_batch, torch.arange(0, 96, 8))
     settings = SamplingSettings(temperature, 20, 0.95, max_new_tokens=120, seed=1)
     expected = plain.generate(demo_model, batch, settings)

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from asrl.logps import vocabulary_logits
 from asrl.rollout.plain import generate
 from asrl.rollout.settings import SamplingSettings, greedy
 
@@ -19,9 +20,11 @@ def texts(completions):
 @pytest.fixture
 def always_ends(speech_model, monkeypatch):
     """Make the end token as good as certain at every step."""
-    head, end_id = speech_model.head, speech_model.prompt.end_id
-    certain = torch.tensor([end_id])
-    monkeypatch.setattr(speech_model, "head", lambda hidden: head(hidden).index_fill(1, certain, 1e4))
+    certain = torch.tensor([speech_model.prompt.end_id])
+    monkeypatch.setattr(
+        "asrl.models.speech_llm.vocabulary_logits",
+        lambda *args: vocabulary_logits(*args).index_fill(1, certain, 1e4),
+    )
 
 
 @torch.no_grad()
