@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from asrl.errors import UserError
+from asrl.files import replace_text
 from asrl.jsonl import read_json_lines
 from asrl.rewards.hallucination import is_hallucination, loop_share
 from asrl.rewards.hotword import HotwordCounts, hotword_counts
@@ -78,9 +79,17 @@ def transcribe(
     return transcriptions
 
 
-def total_counts(transcriptions: Iterable[Transcription]) -> ErrorCounts:
-    """Errors of a whole set."""
-    return sum((t.counts for t in transcriptions), ErrorCounts(0, 0, 0, 0))
+def error_rates(counts: Sequence[ErrorCounts]) -> dict[str, float]:
+    """Error rate of a corpus, the shares of the three kinds of error, and of utterances with any."""
+    total = sum(counts, ErrorCounts(0, 0, 0, 0))
+    num_reference = max(total.num_reference_tokens, 1)
+    return {
+        "cer": total.rate,
+        "substitutions": total.substitutions / num_reference,
+        "deletions": total.deletions / num_reference,
+        "insertions": total.insertions / num_reference,
+        "sentence_error_rate": sum(each.errors > 0 for each in counts) / max(len(counts), 1),
+    }
 
 
 def summarise(transcriptions: Sequence[Transcription]) -> dict[str, float]:
@@ -88,16 +97,10 @@ def summarise(transcriptions: Sequence[Transcription]) -> dict[str, float]:
 
     Substitutions, deletions and insertions are shares of the reference's units, like ``cer``.
     """
-    counts = total_counts(transcriptions)
-    num_reference, num_rows = max(counts.num_reference_tokens, 1), len(transcriptions)
+    num_rows = max(len(transcriptions), 1)
     loops = [loop_share(t.hypothesis, t.transcript) > 0 for t in transcriptions]
     strange = [is_hallucination(t.transcript, t.hypothesis) for t in transcriptions]
-    rates = {
-        "cer": counts.rate,
-        "substitutions": counts.substitutions / num_reference,
-        "deletions": counts.deletions / num_reference,
-        "insertions": counts.insertions / num_reference,
-        "sentence_error_rate": sum(t.counts.errors > 0 for t in transcriptions) / num_rows,
+    rates = error_rates([t.counts for t in transcriptions]) | {
         "loop_rate": sum(loops) / num_rows,
         "hallucination_rate": sum(strange) / num_rows,
         "truncated": sum(t.is_truncated for t in transcriptions) / num_rows,
@@ -116,11 +119,27 @@ def summarise(transcriptions: Sequence[Transcription]) -> dict[str, float]:
 def write_transcriptions(path: Path, transcriptions: Iterable[Transcription]) -> None:
     """Write one JSON object per utterance; the file is complete or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        for transcription in transcriptions:
-            file.write(json.dumps(asdict(transcription), ensure_ascii=False) + "\n")
-    temporary.replace(path)
+    replace_text(path, format_transcriptions(transcriptions))
+
+
+def append_transcriptions(path: Path, transcriptions: Iterable[Transcription]) -> None:
+    """Add lines to a file; a kill cuts the last one short at worst.
+
+    Raises:
+        UserError: The disk is full or not writable.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(format_transcriptions(transcriptions))
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot write ({error.strerror}); make room and give the same command again"
+        ) from error
+
+
+def format_transcriptions(transcriptions: Iterable[Transcription]) -> str:
+    """One line of JSON for each."""
+    return "".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in transcriptions)
 
 
 def read_transcriptions(path: Path) -> list[Transcription]:
@@ -137,3 +156,22 @@ def read_transcriptions(path: Path) -> list[Transcription]:
         except TypeError as error:
             raise UserError(f"{path}:{number}: not a line written by an evaluation ({error})") from error
     return transcriptions
+
+
+def read_hypotheses(path: Path) -> dict[str, Transcription]:
+    """Read hypotheses by key, of anyone's lines that hold ``key`` and ``hypothesis``.
+
+    Raises:
+        UserError: The file is missing, a line lacks one of them, or a key comes twice.
+    """
+    found: dict[str, Transcription] = {}
+    for number, row in enumerate(read_json_lines(path), start=1):
+        key, hypothesis = row.get("key"), row.get("hypothesis")
+        if not isinstance(key, str) or not isinstance(hypothesis, str):
+            raise UserError(
+                f"{path}:{number}: a line needs the texts 'key' and 'hypothesis', got {list(row)}"
+            )
+        if key in found:
+            raise UserError(f"{path}:{number}: key {key!r} was already used on an earlier line")
+        found[key] = Transcription(number - 1, key, "", hypothesis, bool(row.get("is_truncated", False)))
+    return found

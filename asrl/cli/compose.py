@@ -17,6 +17,23 @@ from asrl.config_checks import check_values
 from asrl.errors import UserError
 from asrl.registry import nearest
 
+HYDRA_FLAGS = (
+    *(
+        "--help",
+        "--hydra-help",
+        "--version",
+        "--cfg",
+        "--resolve",
+        "--package",
+        "--run",
+        "--multirun",
+        "--info",
+    ),
+    *("--config-path", "--config-name", "--config-dir", "--shell-completion", "--experimental-rerun"),
+)
+# What the position of a run in its data depends on.
+FIXED = ("seed", "num_generations", "num_iterations", "steps_per_generation", "data.drop_last")
+
 
 def known_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
     """Dotted names of all settings and of the sections that hold them."""
@@ -54,6 +71,9 @@ def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
             OmegaConf.to_container(config, resolve=True)  # raises where an interpolation leads nowhere
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             keys = [*config_groups(name), *known_keys(compose(name))]
+            if "Config group override must be" in str(error):
+                groups = [word for word in overrides if (CONFIG_DIRECTORY / word.split("=")[0]).is_dir()]
+                raise UserError(f"{groups[-1]}: a group takes the name of a file in its folder") from error
             raise UserError(_explain(error, keys)) from error
     check_values(config)
     return config
@@ -68,11 +88,11 @@ def _explain(error: Exception, keys: list[str]) -> str:
         cause = cause.__cause__
     text = "\n".join(messages)
     if match := re.search(r"Key '([^']+)' (?:is not in struct|not in '\w+')\s+full_key: (\S+)", text):
-        return f"unknown setting {match[2]!r}{nearest(match[2], keys)}"
+        return _unknown(match[2], keys)
     if (
         match := re.search(r"Could not (?:override|delete from config\.) '([^']+)'", text)
     ) and "full_key" not in text:
-        return f"unknown setting {match[1]!r}{nearest(match[1], keys)}"
+        return _unknown(match[1], keys)
     if match := re.search(r"Could not find '([^']+)/([^']+)'", text):
         options = [path.stem for path in (CONFIG_DIRECTORY / match[1]).glob("*.yaml")]
         file = f"configs/{match[1]}/{match[2]}.yaml"
@@ -80,6 +100,29 @@ def _explain(error: Exception, keys: list[str]) -> str:
     if match := re.search(r"^(.*?)\n\s+full_key: (\S+)", messages[-1], re.DOTALL):
         return f"{match[2]}: {match[1].splitlines()[0]}"
     return " ".join(messages[-1].split())
+
+
+def _unknown(key: str, keys: list[str]) -> str:
+    parts = key.split(".")
+    if parts[0] == "reward" and len(parts) > 1 and ".".join(parts[:2]) not in keys:
+        example = f"+reward.{parts[1]}.weight=1"
+        return f"unknown setting {key!r}; a reward is added to those there are with a plus, as in {example}"
+    return f"unknown setting {key!r}{nearest(key, keys)}"
+
+
+def _check_dashes(name: str, arguments: Sequence[str]) -> None:
+    """Refuse ``--max-steps=3`` and ``--max_steps 3``, which Hydra answers with its own usage."""
+    for place, argument in enumerate(arguments):
+        flag, _, value = argument.partition("=")
+        if not flag.startswith("--") or flag in HYDRA_FLAGS:
+            continue
+        word = flag[2:].replace("-", "_")
+        keys = [
+            key for key in known_keys(compose_config(name, [])) if key.split(".")[-1] == word or key == word
+        ]
+        value = value or next(iter(arguments[place + 1 : place + 2]), "...")
+        hint = f": {keys[0]}={value}" if keys else f"; `asrl {name} --help` lists them"
+        raise UserError(f"{argument}: settings are key=value without dashes{hint}")
 
 
 def is_sweep(overrides: Sequence[str]) -> bool:
@@ -95,6 +138,7 @@ def check_command_line(name: str, arguments: Sequence[str]) -> None:
     Raises:
         UserError: As ``compose_config``.
     """
+    _check_dashes(name, arguments)
     overrides = [argument for argument in arguments if not argument.startswith("-")]
     for override in overrides:
         if not re.match(r"[+~]*[\w@/.:]+(=|$)", override):
@@ -121,16 +165,18 @@ def resumed_config(run_dir: str, overrides: Sequence[str]) -> DictConfig:
     """The configuration that a run was started with, with the settings of this command line on top.
 
     Raises:
-        UserError: There is no such run, or this command line switches a whole group.
+        UserError: There is no such run, or this command line switches a whole group or what the run's
+            position in the data depends on.
     """
     path = Path(run_dir) / "config.yaml"
     if not path.is_file():
         raise UserError(f"resume={run_dir}: {path} not found; name the directory of a run")
     try:
         config = OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path))
-    except (YAMLError, OmegaConfBaseException) as error:
+    except (YAMLError, OmegaConfBaseException, ValueError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: not a configuration of this version ({reason}); start a new run") from error
+    started = config
     for override in overrides:
         key = override.lstrip("+~").split("=")[0]
         if (CONFIG_DIRECTORY / key).is_dir():
@@ -139,4 +185,11 @@ def resumed_config(run_dir: str, overrides: Sequence[str]) -> DictConfig:
             )
     config = OmegaConf.merge(config, OmegaConf.from_dotlist([o.lstrip("+") for o in overrides]))
     check_values(config)
+    for key in FIXED:
+        before, now = OmegaConf.select(started, key), OmegaConf.select(config, key)
+        if before != now:
+            raise UserError(
+                f"{key} was {before} when the run began and cannot be {now} now: its position in the data "
+                "would mean something else; leave it, or start a new run"
+            )
     return config

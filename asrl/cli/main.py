@@ -11,11 +11,20 @@ from asrl.errors import exit_with_one_line
 COMMANDS = {
     "train": "reinforcement learning; the same as `python train.py`",
     "sft": "supervised training",
+    "transcribe": "recordings to text",
+    "evaluate": "error rates of a model or of transcripts, and whether two differ",
+    "export": "what a run has trained as a FireRedASR-LLM directory",
+    "data": "check, convert and sum up data sets",
+    "report": "curves, tables and examples of runs as one HTML page",
 }
 
 
 def main() -> None:
     """Entry point of ``asrl``."""
+    exit_with_one_line(_run)
+
+
+def _run() -> None:
     summary = "\n".join(f"  {name:12} {text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="asrl",
@@ -28,4 +37,4 @@ def main() -> None:
     command = parser.parse_args(sys.argv[1:2]).command
     sys.argv = [f"asrl {command}", *sys.argv[2:]]
     # Imported late: `asrl --help` should not wait for torch.
-    exit_with_one_line(lambda: import_module(f"asrl.cli.{command}").main())
+    import_module(f"asrl.cli.{command}").main()

@@ -1,55 +1,22 @@
-"""This module is the only place that compares a model before and after a run."""
+"""This module is the only place that sums up a run."""
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from asrl.bootstrap import paired_bootstrap
-from asrl.evaluate import Transcription, summarise
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One held-out set, decoded one way, before and after.
-
-    Attributes:
-        split: Name of the set.
-        mode: ``greedy`` or ``sampled``.
-        before: Rates of ``evaluate.summarise``.
-        after: Likewise.
-        difference: Of the error rates, after minus before.
-        low: Lower end of its 95 % interval (paired bootstrap over utterances).
-        high: Upper end.
-    """
-
-    split: str
-    mode: str
-    before: dict[str, float]
-    after: dict[str, float]
-    difference: float
-    low: float
-    high: float
-
-
-def compare(
-    split: str, mode: str, before: Sequence[Transcription], after: Sequence[Transcription]
-) -> Comparison:
-    """Compare two transcriptions of the same set."""
-    interval = paired_bootstrap([t.counts for t in before], [t.counts for t in after])
-    return Comparison(
-        split, mode, summarise(before), summarise(after), interval.difference, interval.low, interval.high
-    )
+from asrl.comparison import Comparison
+from asrl.files import replace_text
 
 
 def write_summary(path: Path, comparisons: Iterable[Comparison], training: dict[str, Any]) -> None:
     """Write the comparisons and figures of the training itself as JSON."""
     content = {"evaluation": [asdict(comparison) for comparison in comparisons], "training": training}
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
 def print_summary(comparisons: Sequence[Comparison], training: dict[str, Any], run_dir: Path) -> None:

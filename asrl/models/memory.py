@@ -19,11 +19,11 @@ time as the update, so the larger of both counts.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from asrl.models.conformer import MAX_FRAMES, SUBSAMPLING_CHANNELS
+from asrl.models.conformer import SUBSAMPLING_CHANNELS
+from asrl.models.sizes import FLOAT, ModelSizes, Recipe
 
-FLOAT = 4  # bytes of float32
 ZERO_BUCKET = 500_000_000  # elements of DeepSpeed's reduce bucket, its default
 
 
@@ -43,124 +43,6 @@ class Kernels(NamedTuple):
 
 GPU = Kernels(encoder_saves_attention=False, decoder_saves_attention=False, has_byte_masks=True)
 CPU = Kernels(encoder_saves_attention=True, decoder_saves_attention=False, has_byte_masks=False)
-
-
-@dataclass(frozen=True)
-class ModelSizes:
-    """Sizes of encoder, projector and decoder; the defaults are FireRedASR-LLM-L's."""
-
-    num_bins: int = 80
-    encoder_width: int = 1280
-    encoder_heads: int = 20
-    encoder_layers: int = 16
-    kernel_size: int = 33
-    downsample: int = 2
-    hidden_size: int = 3584
-    num_heads: int = 28
-    num_key_value_heads: int = 4
-    intermediate_size: int = 18944
-    num_layers: int = 28
-    vocab_size: int = 152_064
-    is_tied: bool = False
-
-    @property
-    def key_width(self) -> int:
-        return self.hidden_size // self.num_heads * self.num_key_value_heads
-
-    @property
-    def subsampled_bins(self) -> tuple[int, int]:
-        """Bins after the first and the second convolution."""
-        first = (self.num_bins - 1) // 2
-        return first, (first - 1) // 2
-
-    @property
-    def encoder_block(self) -> int:
-        """Parameters of one block: 16 e^2 feed-forward, 5 e^2 attention, 6 e^2 convolution, and vectors."""
-        return 27 * self.encoder_width**2 + (30 + 2 * self.kernel_size) * self.encoder_width
-
-    @property
-    def encoder(self) -> int:
-        channels, width = SUBSAMPLING_CHANNELS, self.encoder_width
-        convolutions = 10 * channels + 9 * channels**2 + channels
-        subsampling = convolutions + (channels * self.subsampled_bins[1] + 1) * width
-        return subsampling + self.encoder_layers * self.encoder_block
-
-    @property
-    def projector(self) -> int:
-        return (self.downsample * self.encoder_width + self.hidden_size + 2) * self.hidden_size
-
-    @property
-    def decoder_layer(self) -> int:
-        width, key_width = self.hidden_size, self.key_width
-        attention = 2 * width**2 + width + 2 * key_width * (width + 1)
-        return attention + 3 * width * self.intermediate_size + 2 * width
-
-    @property
-    def embeddings(self) -> int:
-        """Parameters outside the decoder's layers."""
-        return ((1 if self.is_tied else 2) * self.vocab_size + 1) * self.hidden_size
-
-    @property
-    def decoder(self) -> int:
-        return self.embeddings + self.num_layers * self.decoder_layer
-
-    def lora_layer(self, rank: int) -> int:
-        """Parameters of LoRA on the seven projections of one layer."""
-        width, inner = self.hidden_size, self.intermediate_size
-        return rank * (2 * 2 * width + 2 * (width + self.key_width) + 3 * (width + inner))
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What is trained and how it is computed.
-
-    Attributes:
-        decoder: What of the decoder is trained.
-        decoder_bytes: Of one frozen decoder weight.
-        has_autocast: Computes in bfloat16 where float32 is not needed.
-        has_checkpointing: Blocks and layers are recomputed in the backward.
-        has_dropout: Dropout rates are above 0.
-        max_logits: As of ``SpeechLLM``.
-    """
-
-    trains_encoder: bool = True
-    trains_projector: bool = True
-    decoder: Literal["lora", "full", "none"] = "lora"
-    lora_rank: int = 64
-    decoder_bytes: int = 2
-    has_autocast: bool = False
-    has_checkpointing: bool = True
-    has_dropout: bool = False
-    max_logits: int = 2**26
-
-    @property
-    def encoder_compute(self) -> int:
-        """Bytes of a number that encoder and projector compute with."""
-        return 2 if self.has_autocast else FLOAT
-
-    @property
-    def decoder_compute(self) -> int:
-        return 2 if self.has_autocast else self.decoder_bytes
-
-    def trained(self, sizes: ModelSizes) -> int:
-        """Number of trained parameters."""
-        decoder = {
-            "lora": sizes.num_layers * sizes.lora_layer(self.lora_rank),
-            "full": sizes.decoder,
-            "none": 0,
-        }
-        return (
-            self.trains_encoder * sizes.encoder
-            + self.trains_projector * sizes.projector
-            + decoder[self.decoder]
-        )
-
-    def frozen_bytes(self, sizes: ModelSizes) -> int:
-        """Bytes of frozen weights and of the table of positions."""
-        speech = (not self.trains_encoder) * sizes.encoder + (not self.trains_projector) * sizes.projector
-        table = (2 * MAX_FRAMES - 1) * sizes.encoder_width
-        decoder = 0 if self.decoder == "full" else sizes.decoder * self.decoder_bytes
-        return FLOAT * (speech + table) + decoder
 
 
 @dataclass(frozen=True)
@@ -188,6 +70,42 @@ class Work:
     @property
     def positions(self) -> int:
         return self.num_rows * self.num_positions
+
+
+def update_work(
+    *,
+    num_rows: int,
+    num_generations: int,
+    num_frames: int,
+    num_prompt: int,
+    num_tokens: int,
+    unique_share: float,
+    layout: str,
+    max_positions: int | None,
+) -> Work:
+    """The largest forward of an update, cut as ``micro_batches.cut_rows`` does.
+
+    Args:
+        num_rows: ``rows_per_device``.
+        num_generations: Rows of an utterance.
+        num_frames: Encoder frames of an utterance.
+        num_prompt: Prompt tokens, speech included.
+        num_tokens: Of each transcript.
+        unique_share: Nodes of an utterance's tree per token of its transcripts.
+        layout: ``tree`` or ``replicas``.
+        max_positions: Of one forward; a piece that exceeds it by itself is a forward of its own.
+    """
+    bound = max_positions or num_rows * (num_prompt + num_tokens)
+    if layout == "replicas":
+        size = num_prompt + num_tokens
+        count = min(num_rows, max(1, bound // size))
+        return Work(count, num_frames, count, size, count * num_tokens)
+    group = min(num_generations, num_rows)
+    num_nodes = max(num_tokens, round(unique_share * group * num_tokens))
+    # An utterance that does not fit is cut into rows.
+    num_nodes = max(num_tokens, min(num_nodes, bound - num_prompt))
+    count = min(-(-num_rows // group), max(1, bound // (num_prompt + num_nodes)))
+    return Work(count, num_frames, count, num_prompt + num_nodes, count * num_nodes)
 
 
 class Activations(NamedTuple):
@@ -255,3 +173,117 @@ def logits_bytes(sizes: ModelSizes, work: Work, recipe: Recipe) -> int:
     chunk = min(work.num_tokens, max(1, recipe.max_logits // sizes.vocab_size))
     head = 2 * sizes.vocab_size * sizes.hidden_size if recipe.decoder == "full" else 0
     return FLOAT * (2 * chunk * sizes.vocab_size + head)
+
+
+def update_bytes(sizes: ModelSizes, work: Work, recipe: Recipe, kernels: Kernels) -> Activations:
+    """Activations at the peak of one forward and backward."""
+    encoder, decoder = (
+        _kept_encoder(sizes, work, recipe, kernels),
+        _kept_decoder(sizes, work, recipe, kernels),
+    )
+    again = recipe.has_checkpointing
+    layer = again * decoder_layer_bytes(sizes, work, recipe, kernels)
+    # Two gradients of the intermediate width, and the residual stream's two.
+    layer += 2 * work.positions * (sizes.intermediate_size + sizes.hidden_size) * recipe.decoder_compute
+    peak = encoder + decoder + max(logits_bytes(sizes, work, recipe), layer)
+    if recipe.trains_encoder:
+        block = encoder_block_bytes(sizes, work, recipe, kernels)
+        peak = max(peak, encoder + again * block + _block_gradients(sizes, work))
+        # Gradients of the first convolution's output, before and after ReLU.
+        image = 2 * work.frames * SUBSAMPLING_CHANNELS * 2 * sizes.subsampled_bins[0] * FLOAT
+        peak = max(peak, subsampling_bytes(sizes, work) + image)
+    return Activations(encoder, decoder, peak - encoder - decoder)
+
+
+def _kept_encoder(sizes: ModelSizes, work: Work, recipe: Recipe, kernels: Kernels) -> int:
+    """Encoder and projector; a frozen encoder leaves its output alone."""
+    output = work.frames * sizes.encoder_width * FLOAT
+    projector = work.frames // sizes.downsample * sizes.hidden_size * recipe.encoder_compute
+    if not recipe.trains_encoder:
+        return output + projector
+    block = output if recipe.has_checkpointing else encoder_block_bytes(sizes, work, recipe, kernels)
+    return subsampling_bytes(sizes, work) + sizes.encoder_layers * block + output + projector
+
+
+def _kept_decoder(sizes: ModelSizes, work: Work, recipe: Recipe, kernels: Kernels) -> int:
+    """Layers, visibility (a flag and an addend for each pair of positions), final norm, scored states."""
+    number, width = recipe.decoder_bytes, sizes.hidden_size
+    block = work.positions * width * number
+    if not recipe.has_checkpointing:
+        block = decoder_layer_bytes(sizes, work, recipe, kernels)
+    visible = work.positions * work.num_positions * (1 + number)
+    ends = work.positions * width * FLOAT + work.num_tokens * width * number
+    return sizes.num_layers * block + visible + ends
+
+
+def _block_gradients(sizes: ModelSizes, work: Work) -> int:
+    """Gradients in flight in a block: at its end, or in the attention, where the end's activations are gone."""
+    width, matrix = sizes.encoder_width, sizes.encoder_heads * work.num_frames
+    numbers = work.frames * max(7 * width, 3 * matrix - 24 * width)
+    return FLOAT * (numbers + 4 * width**2)  # and the gradient of the largest weight
+
+
+class Rollout(NamedTuple):
+    """Bytes while transcripts are drawn, besides weights.
+
+    Attributes:
+        cache: Keys and values when every row has its whole prompt and transcript: all that ``plain`` needs;
+            ``drafted`` has a row for each different beginning, and columns of wrong guesses.
+        forward: The largest forward beside it.
+    """
+
+    cache: int
+    forward: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def rollout_bytes(sizes: ModelSizes, work: Work, recipe: Recipe) -> Rollout:
+    """Memory of drawing one transcript in each row of ``work``."""
+    number, width = recipe.decoder_compute, sizes.hidden_size
+    cache = work.positions * sizes.num_layers * 2 * sizes.key_width * number
+    # A block's expanded feed-forward before and after SiLU, or its attention: queries and so on, three matrices.
+    matrix = sizes.encoder_heads * work.num_frames
+    block = work.frames * max(9 * sizes.encoder_width, 8 * sizes.encoder_width + 3 * matrix) * FLOAT
+    image = 2 * work.frames * SUBSAMPLING_CHANNELS * 2 * sizes.subsampled_bins[0] * FLOAT
+    prompts = work.num_encoded * work.num_positions * 4 * (sizes.intermediate_size + width) * number
+    logits = 2 * FLOAT * max(recipe.max_logits, sizes.vocab_size)
+    return Rollout(cache, max(block, image, prompts, logits))
+
+
+def static_bytes(sizes: ModelSizes, recipe: Recipe, *, backend: str, num_ranks: int) -> dict[str, int]:
+    """What a rank holds all the time, by kind.
+
+    ZeRO-1 cuts optimizer states over the ranks, ZeRO-2 gradients too, ZeRO-3 and FSDP2 also weights.
+    DeepSpeed keeps a second copy of its share of the trained weights beside Adam's moments.
+    """
+    trained = recipe.trained(sizes)
+    is_deepspeed = backend.startswith("zero")
+    whole = {
+        "frozen weights": recipe.frozen_bytes(sizes),
+        "trained weights": FLOAT * trained,
+        "gradients": FLOAT * trained,
+        "optimizer states": FLOAT * (3 if is_deepspeed else 2) * trained,
+    }
+    num_cut = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 4, "fsdp2": 4}[backend]
+    cut = list(whole)[len(whole) - num_cut :]
+    share = {kind: -(-size // num_ranks) if kind in cut else size for kind, size in whole.items()}
+    return share | {"buffers": _buffers(sizes, recipe, backend=backend, num_ranks=num_ranks)}
+
+
+def _buffers(sizes: ModelSizes, recipe: Recipe, *, backend: str, num_ranks: int) -> int:
+    """Buckets of gradients on their way, and weights gathered at the same time.
+
+    Gathered are the embeddings and the projector, the largest unit (a block or a layer), and the next one.
+    """
+    if backend == "ddp":
+        return FLOAT * recipe.trained(sizes) if num_ranks > 1 else 0
+    bucket = FLOAT * ZERO_BUCKET if backend.startswith("zero") else 0
+    if backend not in ("zero3", "fsdp2"):
+        return bucket
+    number = FLOAT if recipe.decoder == "full" else recipe.decoder_bytes
+    lora = FLOAT * sizes.lora_layer(recipe.lora_rank) if recipe.decoder == "lora" else 0
+    unit = max(FLOAT * sizes.encoder_block, number * sizes.decoder_layer + lora)
+    return bucket + number * sizes.embeddings + FLOAT * sizes.projector + 2 * unit

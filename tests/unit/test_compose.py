@@ -65,6 +65,15 @@ def test_a_reward_can_be_added_and_switched_off():
             "trainer.rows_per_device=0",
             "trainer.rows_per_device must be at least 1 and at most 1000000, got 0",
         ),
+        (
+            "reward.hotword.weight=0.5",
+            "is added to those there are with a plus, as in +reward.hotword.weight=1",
+        ),
+        ("reward.accuracy.wieght=0.5", "reward.accuracy"),
+        ("--max-steps=3", "--max-steps=3: settings are key=value without dashes: trainer.max_steps=3"),
+        ("--trainer.max_steps=3", "settings are key=value without dashes: trainer.max_steps=3"),
+        ("--seed=3", "--seed=3: settings are key=value without dashes: seed=3"),
+        ("--fast", "--fast: settings are key=value without dashes; `asrl train --help` lists them"),
         ("just words", "not a setting of the form key=value: 'just words'"),
         ("seed=[1", "not a setting of the form key=value: "),
         ("run_dir=${nowhere}", "run_dir: Interpolation key 'nowhere' not found"),
@@ -81,6 +90,11 @@ def test_a_wrong_word_of_another_command_is_explained_with_its_keys():
 
 def test_flags_are_left_to_hydra():
     check_command_line("train", ["--cfg", "seed=1"])
+
+
+def test_a_setting_with_dashes_and_a_space_is_explained():
+    expected = "--max_steps: settings are key=value without dashes: trainer.max_steps=3"
+    assert message_of("--max_steps", "3", "seed=1") == expected
 
 
 def test_a_sweep_without_multirun_is_refused():
@@ -113,6 +127,11 @@ def test_a_resumed_run_keeps_its_settings_and_takes_new_ones_on_top(run_dir):
         ("logger=none", "logger=none: a resumed run keeps its configuration"),
         ("experiment=demo_token", "a resumed run keeps its configuration"),
         ("trainer.max_steps=0", "trainer.max_steps must be at least 1"),
+        ("seed=8", "^seed was 7 when the run began and cannot be 8 now: its position in the data"),
+        ("num_generations=4", "^num_generations was 8 when"),
+        ("num_iterations=2", "^num_iterations was 1 when"),
+        ("steps_per_generation=2", "^steps_per_generation was 1 when"),
+        ("data.drop_last=true", "^data.drop_last was False when the run began and cannot be True"),
     ],
 )
 def test_a_resumed_run_refuses_what_it_cannot_change(run_dir, override, expected):
@@ -120,12 +139,20 @@ def test_a_resumed_run_refuses_what_it_cannot_change(run_dir, override, expected
         resumed_config(str(run_dir), [override])
 
 
+def test_a_resumed_run_may_be_cut_into_passes_in_another_way(run_dir):
+    config = resumed_config(str(run_dir), ["trainer.rows_per_device=32", "seed=7"])
+    assert config.trainer.rows_per_device == 32
+
+
 def test_resuming_what_is_not_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"config\.yaml not found; name the directory of a run"):
         resumed_config(str(tmp_path), [])
 
 
-def test_the_config_of_a_killed_start_is_refused(run_dir):
-    (run_dir / "config.yaml").write_text("seed: 7\ntrainer: {max_st")
-    with pytest.raises(UserError, match=r"config\.yaml: not a configuration"):
+@pytest.mark.parametrize(
+    "content", [b"seed: 7\ntrainer: {max_st", b"\xff\xfe", b"- 1\n", b"seed: many", b"sead: 7"]
+)
+def test_a_config_that_is_not_one_of_a_run_is_refused(run_dir, content):
+    (run_dir / "config.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=r"^\S+config\.yaml: not a configuration[^\n]+$"):
         resumed_config(str(run_dir), [])
