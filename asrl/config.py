@@ -40,13 +40,52 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """Manifests (JSONL: key, audio, text, hotwords, distractors, ...) and how they are read."""
+    """Manifests (JSONL: key, audio, text, hotwords, distractors, ...) or folders, and how they are read."""
 
     train: str = MISSING
     dev: str | None = None
     test: str | None = None
+    format: str = "auto"  # look at the data | asrl | wenet | funasr | swift | kaldi | huggingface
     num_workers: int = 2
     drop_last: bool = False  # drop a short last batch instead of filling it from the next epoch
+
+
+@dataclass
+class NoiseConfig:
+    """Noise that is mixed into training audio."""
+
+    path: str | None = None  # folder or manifest of noise; null: off
+    probability: float = 0.5  # share of the utterances
+    min_snr: float = 5.0  # dB; the ratio of speech to noise is drawn uniformly
+    max_snr: float = 20.0
+
+
+@dataclass
+class ReverbConfig:
+    """Rooms that training audio is put into."""
+
+    path: str | None = None  # folder or manifest of impulse responses; null: off
+    probability: float = 0.5  # share of the utterances
+
+
+@dataclass
+class SpecAugmentConfig:
+    """Masks drawn on the features of each utterance in each epoch."""
+
+    num_time_masks: int = 0
+    max_time_frames: int = 20
+    num_frequency_masks: int = 0
+    max_frequency_bins: int = 10
+
+
+@dataclass
+class AugmentConfig:
+    """How training audio is altered, anew in each epoch and alike for all transcripts of an utterance."""
+
+    speed_factors: list[float] = field(default_factory=list)  # one is drawn, e.g. [0.9,1.0,1.1]; []: off
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
+    reverb: ReverbConfig = field(default_factory=ReverbConfig)
+    spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)
 
 
 @dataclass
@@ -96,6 +135,9 @@ class TrainerConfig:
     eval_utterances: int = 64  # utterances in one forward of an evaluation, per process
     save_every: int = 100  # optimizer steps between checkpoints; 0: only at the end
     keep_checkpoints: int = 2  # newest ones kept, besides the best by dev error rate
+    copy_checkpoints_to: str | None = (
+        None  # second folder that runs are copied to meanwhile, under their names
+    )
     on_nonfinite: str = "stop"  # stop | skip; a loss or gradient that is NaN or infinite
 
 
@@ -131,6 +173,7 @@ class TrainConfig:
     resume: str | None = None  # directory of the run to go on with
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: dict[str, Any] = field(default_factory=dict)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -147,16 +190,6 @@ class CtcConfig:
 
 
 @dataclass
-class SpecAugmentConfig:
-    """Masks drawn on the features of each utterance in each epoch."""
-
-    num_time_masks: int = 0
-    max_time_frames: int = 20
-    num_frequency_masks: int = 0
-    max_frequency_bins: int = 10
-
-
-@dataclass
 class SupervisedConfig:
     """A whole supervised run (``asrl sft``)."""
 
@@ -168,9 +201,9 @@ class SupervisedConfig:
     utterances_per_device: int = 16  # in one step of one process
     eval_every: int = 500  # steps between greedy evaluations of data.dev, each followed by an export
     ctc: CtcConfig = field(default_factory=CtcConfig)
-    spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     max_new_tokens: int = 64  # of a greedy transcript of data.dev

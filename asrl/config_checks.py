@@ -3,6 +3,7 @@
 from omegaconf import DictConfig, OmegaConf
 
 from asrl.advantages import ESTIMATORS, SCALES
+from asrl.data.sources import FORMATS
 from asrl.errors import UserError
 from asrl.losses import LEVELS, LOSS_TYPES
 from asrl.registry import nearest
@@ -17,6 +18,7 @@ CHOICES = {
     "reference": ("adapter_off", "frozen"),
     "model.length_rule": ("stride", "arith"),
     "model.layout": ("tree", "replicas"),
+    "data.format": FORMATS,
     "rollout.engine": tuple(ENGINES),
     "model.lora.start": ("merge", "continue"),
     "model.train_decoder": ("lora", "full", "none"),
@@ -37,6 +39,10 @@ RANGES = {
     "model.lora.alpha": (0, 10**6, False),
     "model.lora.dropout": (0, 1, True),
     "data.num_workers": (0, 256, True),
+    "augment.noise.probability": (0, 1, True),
+    "augment.noise.min_snr": (-100, 100, True),
+    "augment.noise.max_snr": (-100, 100, True),
+    "augment.reverb.probability": (0, 1, True),
     "rollout.temperature": (0, 100, False),
     "rollout.top_k": (0, 10**6, True),
     "rollout.top_p": (0, 1, False),

@@ -1,12 +1,12 @@
 """This module is the only place that reads and writes the JSON-lines files of a run."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from asrl.errors import UserError
+from asrl.files import cannot_write, replace_text
 
 
 class JsonLines:
@@ -16,18 +16,34 @@ class JsonLines:
         self.path = path
 
     def truncate_after(self, step: int) -> None:
-        """Drop lines of later steps, and a last line that a kill cut short."""
+        """Drop lines of later steps, and a last line that a kill or a full disk cut short.
+
+        Raises:
+            UserError: The file cannot be read or written, or a line is not one of a run.
+        """
         if not self.path.exists():
             return
-        kept = [row for row in read_json_lines(self.path) if row["step"] <= step]
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(_line(row) for row in kept), encoding="utf-8")
-        os.replace(temporary, self.path)
+        rows = read_json_lines(self.path)
+        for number, row in enumerate(rows, start=1):
+            if not isinstance(row.get("step"), int):
+                raise UserError(
+                    f"{self.path}:{number}: a line of a run has a whole number 'step', "
+                    f"got {row.get('step')!r}; delete the line"
+                )
+        kept = [row for row in rows if row["step"] <= step]
+        replace_text(self.path, "".join(_line(row) for row in kept))
 
     def append(self, *records: Mapping[str, Any]) -> None:
-        """Write the records in one go."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write("".join(_line(record) for record in records))
+        """Write the records in one go.
+
+        Raises:
+            UserError: The disk is full or not writable; a line cut short is left out by readers.
+        """
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("".join(_line(record) for record in records))
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
 
 
 def _line(record: Mapping[str, Any]) -> str:
@@ -38,14 +54,24 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read a file of JSON objects; a last line without a newline was cut by a kill and is left out.
 
     Raises:
-        UserError: The file does not exist, or a line is not JSON.
+        UserError: The file cannot be read, or a line is not a JSON object.
     """
     if not path.exists():
         raise UserError(f"{path}: no such file")
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise UserError(f"{path}:{number}: not a JSON object ({error})") from error
-    return rows
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot read ({error.strerror})") from error
+    # Cut into lines before decoding: a kill may have cut a character in two.
+    lines = content.split(b"\n")[:-1]
+    return [_parse(line, place=f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+
+
+def _parse(line: bytes, *, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except ValueError as error:  # of the encoding too
+        raise UserError(f"{place}: not a JSON object ({error})") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: not a JSON object, got {line[:40].decode('utf-8', 'replace')}")
+    return row

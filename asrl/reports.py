@@ -74,7 +74,8 @@ def rollout_metrics(
         return gather_in_order(local, row_index, accelerator.gather)
 
     def everyone_padded(local: Tensor) -> Tensor:
-        return everyone(accelerator.pad_across_processes(local, dim=1))
+        # As integers: accelerate pads with the number 0, and would make them of truth values on some ranks.
+        return everyone(accelerator.pad_across_processes(local.long(), dim=1)).to(local.dtype)
 
     values = everyone(values)
     weights = torch.tensor(list(reward_weights.values()), device=values.device)

@@ -128,7 +128,20 @@ def error_counts(reference: str, hypothesis: str) -> ErrorCounts:
 
     Remembered: most transcripts drawn for an utterance are equal, and several rewards count the same ones.
     """
-    aligned = jiwer.process_words(" ".join(text_units(reference)), " ".join(text_units(hypothesis)))
+    return _counts(jiwer.process_words(" ".join(text_units(reference)), " ".join(text_units(hypothesis))))
+
+
+@lru_cache(maxsize=4096)
+def character_error_counts(reference: str, hypothesis: str) -> ErrorCounts:
+    """Hits and errors in characters, a space between two words being one; both texts normalised.
+
+    Their rate is the character error rate of languages that are written in words, for which the rate of
+    ``error_counts`` is the word error rate.
+    """
+    return _counts(jiwer.process_characters(normalize_text(reference), normalize_text(hypothesis)))
+
+
+def _counts(aligned: jiwer.WordOutput | jiwer.CharacterOutput) -> ErrorCounts:
     return ErrorCounts(
         hits=aligned.hits,
         substitutions=aligned.substitutions,

@@ -17,6 +17,9 @@ class Utterance:
         distractors: Words that sound plausible here but are not in the transcript.
         columns: Every other column of the manifest line, for custom rewards.
         place: ``manifest.jsonl:12``, for error messages.
+        start: Where the utterance begins in the file, in seconds.
+        duration: How long it lasts from there, in seconds; None: to the end of the file.
+        channel: Which channel of the file it is on, counted from 0; None: the mean of all.
     """
 
     key: str
@@ -26,3 +29,6 @@ class Utterance:
     distractors: tuple[str, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
     place: str = ""
+    start: float = 0.0
+    duration: float | None = None
+    channel: int | None = None

@@ -1,6 +1,7 @@
 """Shared fixtures; shapes in annotations are checked while the tests run."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import jaxtyping
@@ -9,6 +10,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+CACHE = tempfile.TemporaryDirectory(prefix="asrl-tests-")
+os.environ["ASRL_CACHE"] = CACHE.name
 
 jaxtyping.install_import_hook("asrl", "beartype.beartype")
 

@@ -32,7 +32,9 @@ class SpecAugment:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if name != "seed" and value < 0:
-                raise UserError(f"spec_augment.{name} must be at least 0, got {value}; 0 switches it off")
+                raise UserError(
+                    f"augment.spec_augment.{name} must be at least 0, got {value}; 0 switches it off"
+                )
 
     def mask(self, features: Float[Tensor, "f m"], generator: Generator) -> Float[Tensor, "f m"]:
         """Return a copy with masks drawn from ``generator``."""

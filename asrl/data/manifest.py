@@ -1,126 +1,183 @@
-"""This module is the only place that reads manifests: JSONL files with one utterance per line."""
+"""This module is the only place that opens manifests: files with one utterance per line."""
 
-import json
-import os.path
-from collections.abc import Mapping
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import overload
 
+import numpy as np
+from jaxtyping import Int64
+from tqdm import tqdm
+
+from asrl.data.cache import building, cached_path, file_stamp
+from asrl.data.lines import LineTable, ManifestLines, line_table, open_file, scan
+from asrl.data.shapes import SHAPES, parse_line
+from asrl.data.sources import Source, find_source
 from asrl.errors import UserError
-from asrl.registry import nearest
 from asrl.text import normalize_text
 from asrl.utterance import Utterance
 
-REQUIRED = ("key", "audio", "text")
-OPTIONAL = ("hotwords", "distractors")
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# A smaller manifest is checked in a second or two: it is checked every time, and nothing of it is kept.
+REMEMBERED_BYTES = 2**23
+VERSION = "1"  # of what is kept
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What must hold for every line besides being laid out well and having a key of its own.
+
+    Attributes:
+        audio: The audio file exists.
+        text: There is a transcript.
+        words: The transcript has letters or digits.
+    """
+
+    audio: bool = True
+    text: bool = True
+    words: bool = True
+
+
+class Manifest(Sequence[Utterance]):
+    """Utterances that have been checked, read from their file one by one as they are asked for.
+
+    Args:
+        lines: The lines of the manifest.
+    """
+
+    def __init__(self, lines: ManifestLines) -> None:
+        self.lines = lines
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @overload
+    def __getitem__(self, index: int) -> Utterance: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Utterance]: ...
+
+    def __getitem__(self, index: int | slice) -> Utterance | list[Utterance]:
+        positions = range(len(self))[index]
+        if isinstance(positions, range):
+            return [self.lines.read(position) for position in positions]
+        return self.lines.read(positions)
 
 
 def read_manifest(
-    path: str | Path, *, check_audio: bool = True, allow_empty_text: bool = False
-) -> list[Utterance]:
-    """Read a manifest.
+    path: str | Path,
+    *,
+    format: str = "auto",
+    check_audio: bool = True,
+    allow_empty_text: bool = False,
+    require_text: bool = True,
+) -> Manifest:
+    """Open data in any format and check every line. That a large manifest is fine is remembered.
 
-    Every line is an object with the columns ``key`` (unique), ``audio`` (relative to the manifest's folder)
-    and ``text``, and if wanted the lists of words ``hotwords`` and ``distractors``. All other columns are
-    kept in ``Utterance.columns``. Blank lines are skipped.
+    Our own manifests are JSONL with the columns ``key`` (unique), ``audio`` (relative to the manifest's
+    folder) and ``text``, and if wanted the lists of words ``hotwords`` and ``distractors``, a stretch of the
+    file, ``start`` and ``duration`` in seconds, and a ``channel``. All other columns are kept in
+    ``Utterance.columns``. Blank lines are skipped.
 
     Args:
-        path: The manifest.
+        path: A manifest, or a folder; see ``sources.find_source``.
+        format: One of ``sources.FORMATS``.
         check_audio: Whether every audio file must exist.
         allow_empty_text: Whether a text may have no letters or digits, for recordings without speech.
+        require_text: Whether every line must have a text; without one the transcript is empty.
 
     Raises:
         UserError: The manifest cannot be used; the message names the first offending line.
     """
-    utterances: list[Utterance] = []
-    line_of_key: dict[str, int] = {}
-    # Split on newlines only: str.splitlines would also split at U+2028, which JSON allows inside strings.
-    for number, raw in enumerate(_read_bytes(path).split(b"\n"), start=1):
-        if not raw.strip():
-            continue
-        place = f"{path}:{number}"
-        utterance = _parse_utterance(_parse_line(raw, place), place, Path(path).parent)
-        if utterance.key in line_of_key:
-            raise UserError(
-                f"{place}: key {utterance.key!r} was already used on line {line_of_key[utterance.key]}"
-            )
-        if not allow_empty_text and not normalize_text(utterance.transcript):
-            raise UserError(f"{place}: column 'text' has no letters or digits, got {utterance.transcript!r}")
-        if check_audio and not os.path.isfile(utterance.audio):
-            raise UserError(
-                f"{place}: audio file {utterance.audio} does not exist; "
-                "a relative path starts at the manifest's folder"
-            )
-        line_of_key[utterance.key] = number
-        utterances.append(utterance)
-    if not utterances:
-        raise UserError(f"{path}: the manifest has no utterances")
-    return utterances
+    source = find_source(path, format)
+    checks = Checks(audio=check_audio, text=require_text, words=require_text and not allow_empty_text)
+    with open_file(source) as file:
+        size = os.fstat(file.fileno()).st_size
+    if size < REMEMBERED_BYTES:
+        return Manifest(ManifestLines(source, _check_lines(source, checks), require_text=require_text))
+    kept = cached_path(source.file, VERSION, file_stamp(source.file), source.shape, str(checks))
+    table = kept.with_name(f"{kept.name}.npy")
+    with building(table):
+        if not _is_intact(table):
+            unfinished = table.with_name(f"{kept.name}.writing.npy")
+            np.save(unfinished, _check_lines(source, checks))
+            os.replace(unfinished, table)
+    return Manifest(ManifestLines(source, table, require_text=require_text))
 
 
-def _read_bytes(path: str | Path) -> bytes:
-    try:
-        return Path(path).read_bytes().removeprefix(BYTE_ORDER_MARK)
-    except OSError as error:
-        raise UserError(f"{path}: cannot read the manifest ({error.strerror})") from error
+def check_utterance(utterance: Utterance, checks: Checks) -> None:
+    """Check what a line says.
 
-
-def _parse_line(raw: bytes, place: str) -> dict[str, Any]:
-    """Decode one line into its columns."""
-    try:
-        columns = json.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
+    Raises:
+        UserError: Names the line and the column.
+    """
+    if checks.words and not normalize_text(utterance.transcript):
         raise UserError(
-            f"{place}: a manifest is encoded in UTF-8, byte {error.start + 1} of this line is "
-            f"0x{raw[error.start]:02x}; convert the file, e.g. with iconv"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place}: not valid JSON at column {error.colno}: {error.msg}") from error
-    except (ValueError, RecursionError) as error:  # a number of more than 4300 digits, very deep nesting
-        raise UserError(f"{place}: not valid JSON: {error}") from error
-    if not isinstance(columns, dict):
-        raise UserError(f"{place}: a line must be one JSON object, got {_shorten(columns)}")
-    return columns
-
-
-def _parse_utterance(columns: Mapping[str, Any], place: str, folder: Path) -> Utterance:
-    key = _read_string(columns, "key", place)
-    audio = _read_string(columns, "audio", place)
-    if not key or not audio:
-        raise UserError(f"{place}: column {'key' if not key else 'audio'!r} is empty")
-    return Utterance(
-        key=key,
-        audio=str(folder / audio),
-        transcript=_read_string(columns, "text", place),
-        hotwords=_read_words(columns, "hotwords", place),
-        distractors=_read_words(columns, "distractors", place),
-        columns={name: value for name, value in columns.items() if name not in REQUIRED + OPTIONAL},
-        place=place,
-    )
-
-
-def _read_string(columns: Mapping[str, Any], name: str, place: str) -> str:
-    if name not in columns:
-        others = set(columns) - set(REQUIRED + OPTIONAL)
-        raise UserError(f"{place}: column {name!r} is missing{nearest(name, others) if others else ''}")
-    value = columns[name]
-    if not isinstance(value, str):
-        raise UserError(f"{place}: column {name!r} must be a string, got {_shorten(value)}")
-    return value
-
-
-def _read_words(columns: Mapping[str, Any], name: str, place: str) -> tuple[str, ...]:
-    words = columns.get(name)
-    if words is None:
-        return ()
-    if not isinstance(words, list) or not all(isinstance(word, str) and word.strip() for word in words):
-        raise UserError(
-            f'{place}: column {name!r} must be a list of words such as ["one", "two"], got {_shorten(words)}'
+            f"{utterance.place}: column 'text' has no letters or digits, got {utterance.transcript!r}"
         )
-    return tuple(words)
+    if checks.audio and not os.path.isfile(utterance.audio):
+        raise UserError(
+            f"{utterance.place}: audio file {utterance.audio} does not exist; "
+            "a relative path starts at the manifest's folder"
+        )
 
 
-def _shorten(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
+def find_duplicates(hashes: Int64[np.ndarray, " lines"]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of lines ``(earlier, later)`` whose keys have the same hash, sorted by the later one."""
+    order = np.argsort(hashes, kind="stable")
+    repeated = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+    pairs = zip(order[repeated].tolist(), order[repeated + 1].tolist(), strict=True)
+    yield from sorted(pairs, key=lambda pair: pair[1])
+
+
+def _is_intact(table: Path) -> bool:
+    """Whether a table was written to its end."""
+    try:
+        np.load(table, mmap_mode="r")
+    except (OSError, EOFError, ValueError):
+        return False
+    return True
+
+
+def _check_lines(source: Source, checks: Checks) -> LineTable:
+    """Check all lines and say where they begin.
+
+    Raises:
+        UserError: Names the first line that is wrong.
+    """
+    offsets, numbers, hashes = array("q"), array("q"), array("q")
+    shape, folder = SHAPES[source.shape], source.file.parent
+    failure = None
+    with open_file(source) as file:
+        size = os.fstat(file.fileno()).st_size
+        bar = tqdm(
+            total=size, desc=f"checking {source.path}", unit="B", unit_scale=True, leave=False, delay=1
+        )
+        for offset, number, raw in scan(file):
+            try:
+                place = f"{source.path}:{number}"
+                utterance = parse_line(raw, shape, place, folder, require_text=checks.text)
+                check_utterance(utterance, checks)
+            except UserError as error:
+                failure = error  # to be raised unless an earlier line repeats a key
+                break
+            offsets.append(offset)
+            numbers.append(number)
+            hashes.append(hash(utterance.key))
+            bar.update(len(raw))
+        bar.close()
+    if offsets:
+        lines = ManifestLines(source, line_table(source, offsets, numbers), require_text=checks.text)
+        _refuse_duplicates(lines, np.frombuffer(hashes, dtype=np.int64))
+    if failure is not None:
+        raise failure
+    return line_table(source, offsets, numbers)
+
+
+def _refuse_duplicates(lines: ManifestLines, hashes: Int64[np.ndarray, " lines"]) -> None:
+    for earlier, later in find_duplicates(hashes):
+        first, second = lines.read(earlier), lines.read(later)
+        if first.key == second.key:
+            line = first.place.rpartition(":")[2]
+            raise UserError(f"{second.place}: key {second.key!r} was already used on line {line}")

@@ -162,7 +162,8 @@ def plain_batches(
 ) -> list[list[Row]]:
     """Batches for evaluation: every utterance once, one row each, dealt out to the ranks in turn.
 
-    Ranks may differ by one batch. ``row_index`` is the position in the manifest, to sort gathered results by.
+    Every rank has as many rows: where one would be short, it repeats the first utterance, so that ranks can
+    wait for each other. ``row_index`` is the position in the manifest, to sort gathered results by.
 
     Args:
         num_utterances: Utterances in the manifest.
@@ -174,5 +175,6 @@ def plain_batches(
     order = list(range(num_utterances))
     if durations is not None:
         order.sort(key=lambda index: -durations[index])
+    order += order[:1] * (-num_utterances % world_size)
     rows = [Row(index=index, epoch=0, row_index=index, replica=0) for index in order[rank::world_size]]
     return [rows[first : first + utterances_per_batch] for first in range(0, len(rows), utterances_per_batch)]

@@ -11,11 +11,11 @@ encoder's attention has a learned bias, so one matrix frames x frames and head i
 Where the decoder computes in float32 without dropout, the projections of LoRA share their input; otherwise
 each keeps a cast or dropped one of its own. Checkpointed, a block or layer keeps its input alone.
 
-*Transient*: the largest of what comes on top at the chunk of logits (two float32 copies), at the backward of
-a decoder layer, of an encoder block (checkpointed: with its recomputed activations) and of the subsampling.
+*Transient*: the largest of what comes on top at the chunk of logits (three float32 copies), at the backward
+of a decoder layer, of an encoder block (checkpointed: with its recomputed activations), of the subsampling.
 
-*Rollout*: the key/value cache at its longest, and the largest forward beside it. It is not there at the same
-time as the update, so the larger of both counts.
+*Rollout*: the key/value cache at its longest, and the largest forward beside it, with ``top_k`` on. It is not
+there at the same time as the update, so the larger of both counts.
 """
 
 from dataclasses import dataclass
@@ -169,10 +169,10 @@ def _lora_inputs(sizes: ModelSizes, recipe: Recipe, kernels: Kernels) -> int:
 
 
 def logits_bytes(sizes: ModelSizes, work: Work, recipe: Recipe) -> int:
-    """Two float32 copies of a chunk of logits; a trained head adds its gradient and one chunk's share."""
+    """Log-probs, probabilities, products of both for a chunk; a trained head's gradient and an addend."""
     chunk = min(work.num_tokens, max(1, recipe.max_logits // sizes.vocab_size))
-    head = 2 * sizes.vocab_size * sizes.hidden_size if recipe.decoder == "full" else 0
-    return FLOAT * (2 * chunk * sizes.vocab_size + head)
+    gradient = 2 * (chunk + sizes.hidden_size) if recipe.decoder == "full" else 0
+    return FLOAT * sizes.vocab_size * max(3 * chunk, gradient)
 
 
 def update_bytes(sizes: ModelSizes, work: Work, recipe: Recipe, kernels: Kernels) -> Activations:
@@ -217,7 +217,7 @@ def _kept_decoder(sizes: ModelSizes, work: Work, recipe: Recipe, kernels: Kernel
 
 
 def _block_gradients(sizes: ModelSizes, work: Work) -> int:
-    """Gradients in flight in a block: at its end, or in the attention, where the end's activations are gone."""
+    """Gradients in flight in a block: at its end, or in its attention, where what follows is gone."""
     width, matrix = sizes.encoder_width, sizes.encoder_heads * work.num_frames
     numbers = work.frames * max(7 * width, 3 * matrix - 24 * width)
     return FLOAT * (numbers + 4 * width**2)  # and the gradient of the largest weight
@@ -244,7 +244,7 @@ def rollout_bytes(sizes: ModelSizes, work: Work, recipe: Recipe) -> Rollout:
     """Memory of drawing one transcript in each row of ``work``."""
     number, width = recipe.decoder_compute, sizes.hidden_size
     cache = work.positions * sizes.num_layers * 2 * sizes.key_width * number
-    # A block's expanded feed-forward before and after SiLU, or its attention: queries and so on, three matrices.
+    # A block: its wide feed-forward before and after SiLU, or its attention with three matrices.
     matrix = sizes.encoder_heads * work.num_frames
     block = work.frames * max(9 * sizes.encoder_width, 8 * sizes.encoder_width + 3 * matrix) * FLOAT
     image = 2 * work.frames * SUBSAMPLING_CHANNELS * 2 * sizes.subsampled_bins[0] * FLOAT

@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -66,31 +67,70 @@ class WeightedReward:
         """Score one hypothesis per row.
 
         Raises:
-            UserError: The function did not return one finite number or None per row.
+            UserError: The function failed, or did not return one finite number or None per row.
         """
         truncated = [False] * len(hypotheses) if is_truncated is None else is_truncated
         assert len(hypotheses) == len(utterances) == len(truncated)
-        options = {"is_truncated": truncated} if self.is_given_truncation else {}
-        returned = self.function(hypotheses, utterances, **options)
-        values = list(returned) if isinstance(returned, Iterable) else None
-        if values is None or len(values) != len(hypotheses):
-            got = f"{len(values)} values" if values is not None else repr(returned)
+        try:
+            values = self._call(hypotheses, utterances, truncated)
+        except Exception as error:  # it is the user's code: whatever it raises is the user's to fix
+            raise self._failure(error, hypotheses, utterances, truncated) from error
+        if not isinstance(values, list) or len(values) != len(hypotheses):
+            got = f"{len(values)} values" if isinstance(values, list) else _shorten(repr(values))
             raise UserError(
                 f"reward.{self.name}: a reward returns one float or None per row, got {got} for "
                 f"{len(hypotheses)} rows; return a list as long as the hypotheses"
             )
         return [self._checked(*row) for row in zip(values, hypotheses, utterances, strict=True)]
 
+    def _call(
+        self, hypotheses: Sequence[str], utterances: Sequence[Utterance], truncated: Sequence[bool]
+    ) -> object:
+        """Call the function; an array or an iterator becomes a list."""
+        options = {"is_truncated": truncated} if self.is_given_truncation else {}
+        returned = self.function(hypotheses, utterances, **options)
+        is_listed = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping | Set)
+        return list(returned) if is_listed else returned
+
+    def _failure(
+        self,
+        error: Exception,
+        hypotheses: Sequence[str],
+        utterances: Sequence[Utterance],
+        truncated: Sequence[bool],
+    ) -> UserError:
+        """The error to raise for one of the function's own: names the first row that it fails on."""
+        rows = f"{len(hypotheses)} rows together, though for none of them alone"
+        for hypothesis, utterance, is_cut in zip(hypotheses, utterances, truncated, strict=True):
+            try:
+                self._call([hypothesis], [utterance], [is_cut])
+            except Exception as single:  # as above
+                error, rows = single, _describe(hypothesis, utterance)
+                break
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return UserError(
+            f"reward.{self.name}: the function failed with {_shorten(reason)} at "
+            f"{frame.filename}:{frame.lineno} for {rows}; any string is a legal hypothesis: fix the function"
+        )
+
     def _checked(self, value: object, hypothesis: str, utterance: Utterance) -> float | None:
         if value is None:
             return None
         if isinstance(value, Real) and math.isfinite(value):
             return float(value)
-        shown = hypothesis if len(hypothesis) <= 80 else hypothesis[:80] + "…"
         raise UserError(
             f"reward.{self.name}: values must be finite floats, or None where the reward does not apply; "
-            f"got {value!r} for utterance {utterance.key!r}, hypothesis {shown!r}"
+            f"got {_shorten(repr(value))} for {_describe(hypothesis, utterance)}"
         )
+
+
+def _describe(hypothesis: str, utterance: Utterance) -> str:
+    return f"utterance {utterance.key!r}, hypothesis {_shorten(hypothesis)!r}"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 80 else text[:80] + "…"
 
 
 def _takes_keyword(function: RewardFunction, name: str) -> bool:

@@ -8,7 +8,9 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import grammar
 import torch
@@ -106,11 +108,9 @@ def write_json(path: Path, content: dict[str, object]) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
-def write_decoder(directory: Path) -> int:
-    """Write a Qwen2 folder with a tokenizer and random weights; returns the number of parameters."""
+def write_decoder(directory: Path, tokenizer: Tokenizer) -> int:
+    """Write a Qwen2 folder with random weights; returns the number of parameters."""
     directory.mkdir(parents=True, exist_ok=True)
-    prompt = SUFFIX.partition("<")[0]
-    tokenizer = build_tokenizer([*grammar.characters(), *prompt, "user", "assistant"])
     save_tokenizer(tokenizer, directory)
     settings = decoder_settings(tokenizer)
     write_json(directory / "config.json", settings)
@@ -122,13 +122,12 @@ def write_decoder(directory: Path) -> int:
     return sum(tensor.numel() for tensor in weights.values())
 
 
-def write_speech(directory: Path) -> int:
+def write_speech(directory: Path, shape: Mapping[str, Any] = ENCODER_ARGUMENTS) -> int:
     """Write both ``.pth.tar`` files with a random encoder and projector; returns the number of parameters.
 
     No ``llm.`` key: an absent adapter counts as one whose output is zero. The positional table is left out,
     every loader computes it.
     """
-    shape = ENCODER_ARGUMENTS
     encoder = ConformerEncoder(
         idim=shape["idim"],
         num_layers=shape["n_layers_enc"],
@@ -146,10 +145,27 @@ def write_speech(directory: Path) -> int:
     weights |= {
         f"encoder_projector.{name}": parameter.data for name, parameter in projector.named_parameters()
     }
-    torch.save({"args": argparse.Namespace(**ENCODER_ARGUMENTS)}, directory / "asr_encoder.pth.tar")
+    torch.save({"args": argparse.Namespace(**shape)}, directory / "asr_encoder.pth.tar")
     package = {"args": argparse.Namespace(**MODEL_ARGUMENTS), "model_state_dict": weights}
     torch.save(package, directory / "model.pth.tar")
     return sum(tensor.numel() for tensor in weights.values())
+
+
+def write_model(
+    directory: Path,
+    tokenizer: Tokenizer,
+    statistics: Path,
+    *,
+    encoder: Mapping[str, Any] = ENCODER_ARGUMENTS,
+) -> None:
+    """Write every file of a checkpoint directory; ``statistics`` is the ``cmvn.ark`` that it gets."""
+    read_cmvn(statistics)
+    directory.mkdir(parents=True, exist_ok=True)
+    decoder_size = write_decoder(directory / DECODER_FOLDER, tokenizer)
+    speech_size = write_speech(directory, encoder)
+    shutil.copyfile(statistics, directory / "cmvn.ark")
+    (directory / "config.yaml").touch()
+    print(f"{directory}: {speech_size:,} parameters before the decoder, {decoder_size:,} in it")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -162,17 +178,12 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Write every file of the checkpoint directory."""
+    """Write the demo's model."""
     arguments = parse_arguments()
-    statistics = arguments.corpus / "cmvn.ark"
-    read_cmvn(statistics)
     torch.manual_seed(arguments.seed)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    decoder_size = write_decoder(arguments.output / DECODER_FOLDER)
-    speech_size = write_speech(arguments.output)
-    shutil.copyfile(statistics, arguments.output / "cmvn.ark")
-    (arguments.output / "config.yaml").touch()
-    print(f"{arguments.output}: {speech_size:,} parameters before the decoder, {decoder_size:,} in it")
+    prompt = SUFFIX.partition("<")[0]
+    tokenizer = build_tokenizer([*grammar.characters(), *prompt, "user", "assistant"])
+    write_model(arguments.output, tokenizer, arguments.corpus / "cmvn.ark")
 
 
 if __name__ == "__main__":

@@ -40,11 +40,15 @@ class Condition:
         voices: eSpeak variants that speak (and babble).
         snr: Lowest and highest signal-to-noise ratio, dB.
         t60: Longest reverberation time, seconds.
+        language: eSpeak's name of it; "cmn" reads Han characters, polyphones included.
+        speed: Lowest and highest speed, eSpeak's words per minute.
     """
 
     voices: tuple[str, ...]
     snr: tuple[float, float]
     t60: float
+    language: str = "cmn"
+    speed: tuple[int, int] = (190, 260)
 
 
 CLEAN = Condition(voices=SEEN_VOICES, snr=(8.0, 30.0), t60=0.25)
@@ -91,8 +95,8 @@ def load_espeak() -> ctypes.CDLL:
     return library
 
 
-def speak(text: str, *, voice: str, generator: np.random.Generator) -> Waveform:
-    """Mandarin speech at 16 kHz with a random speed, pitch and pitch range.
+def speak(text: str, *, voice: str, condition: Condition, generator: np.random.Generator) -> Waveform:
+    """Speech at 16 kHz with a random speed, pitch and pitch range.
 
     eSpeak carries state from one utterance into the next, so equal seeds give equal speech only when the
     process has spoken the same things before: call this from a freshly forked process.
@@ -107,10 +111,10 @@ def speak(text: str, *, voice: str, generator: np.random.Generator) -> Waveform:
         return 0
 
     library.espeak_SetSynthCallback(keep)
-    # "cmn" reads Han characters, polyphones included.
-    if library.espeak_SetVoiceByName(f"cmn+{voice}".encode()):
-        raise UserError(f"eSpeak NG has no Mandarin voice cmn+{voice}: reinstall espeakng-loader")
-    for parameter, low, high in ((_SPEED, 190, 260), (_PITCH, 30, 70), (_RANGE, 30, 70)):
+    name = f"{condition.language}+{voice}"
+    if library.espeak_SetVoiceByName(name.encode()):
+        raise UserError(f"eSpeak NG has no voice {name}: reinstall espeakng-loader")
+    for parameter, low, high in ((_SPEED, *condition.speed), (_PITCH, 30, 70), (_RANGE, 30, 70)):
         library.espeak_SetParameter(parameter, int(generator.integers(low, high + 1)), 0)
     # Unless told otherwise, eSpeak seeds the noise in its breathy voices from the clock.
     library.espeak_ng_SetRandSeed(1)
@@ -153,11 +157,14 @@ def record(text: str, *, babble_text: str, condition: Condition, seed: str) -> R
     generator = np.random.default_rng(list(seed.encode()))
     voice, babbler = map(str, generator.choice(condition.voices, size=2, replace=False))
     snr = round(float(generator.uniform(*condition.snr)), 1)
-    speech = np.pad(speak(text, voice=voice, generator=generator), generator.integers(0, 1600, size=2))
+    speech = np.pad(
+        speak(text, voice=voice, condition=condition, generator=generator),
+        generator.integers(0, 1600, size=2),
+    )
     speech = reverberate(speech, t60=generator.uniform(0.05, condition.t60), generator=generator)
     is_babble = generator.random() < 0.5
     if is_babble:
-        babble = speak(babble_text, voice=babbler, generator=generator)[::-1]
+        babble = speak(babble_text, voice=babbler, condition=condition, generator=generator)[::-1]
         noise = np.roll(np.resize(babble, len(speech)), generator.integers(len(speech)))
     else:
         noise = pink_noise(len(speech), generator=generator)

@@ -1,4 +1,4 @@
-"""This module is the only place that builds the demo's tokenizer: Qwen2's format, one token per character."""
+"""This module is the only place that builds tokenizers in Qwen2's format, for models trained from nothing."""
 
 import json
 from collections.abc import Iterable
@@ -26,6 +26,17 @@ def build_tokenizer(units: Iterable[str]) -> Tokenizer:
     The units are trained apart from each other and the first byte of a character is never the end of a merge,
     so no merge crosses two characters even where the pre-tokeniser leaves them together.
     """
+    # So many tokens are never reached: training ends when every unit is one.
+    return train_tokenizer(sorted(set(units)), num_tokens=100_000)
+
+
+def train_tokenizer(texts: Iterable[str], *, num_tokens: int) -> Tokenizer:
+    """Byte-level BPE as Qwen2 has it, with merges learned from texts, and Qwen2's special tokens.
+
+    Args:
+        texts: What merges are counted in.
+        num_tokens: Size of the vocabulary without special tokens, 256 bytes included.
+    """
     tokenizer = Tokenizer(models.BPE(fuse_unk=False, byte_fallback=False))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -37,11 +48,11 @@ def build_tokenizer(units: Iterable[str]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = BpeTrainer(
-        vocab_size=100_000,  # never reached: training ends when every unit is one token
+        vocab_size=num_tokens,
         show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    tokenizer.train_from_iterator(sorted(set(units)), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
     return tokenizer
 

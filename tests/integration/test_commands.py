@@ -129,7 +129,7 @@ def test_supervised_training_writes_a_model_that_reinforcement_learning_starts_f
         "optim.num_warmup_steps=0",
         "ctc.encoder=0.3",
         "ctc.projector=0.3",
-        "spec_augment.num_time_masks=1",
+        "augment.spec_augment.num_time_masks=1",
         f"run_dir={tmp_path / 'sft'}",
     ]
     result = command("sft", *words)

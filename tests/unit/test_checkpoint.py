@@ -2,15 +2,19 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from asrl.checkpoint import (
     CHECKSUMS,
     Checkpoint,
+    Found,
     checkpoint_path,
     damage,
+    drop_lost_best,
     find_checkpoint,
     list_checkpoints,
     load_checkpoint,
@@ -68,7 +72,7 @@ def test_checkpoints_are_listed_by_step(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("name", ["save_file", "torch.save", "json.dumps", "_sync", "os.rename"])
+@pytest.mark.parametrize("name", ["save_file", "torch.save", "json.dumps", "sync", "os.rename"])
 def test_a_crash_at_any_point_of_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch, name):
     (old,) = save(tmp_path, 1)
 
@@ -82,12 +86,23 @@ def test_a_crash_at_any_point_of_writing_leaves_the_old_checkpoint(tmp_path, mon
     assert list_checkpoints(tmp_path) == [old]
     assert find_checkpoint(tmp_path).path == old
     assert read_pointer(tmp_path, "latest") == old.name
-    save(tmp_path, 2)  # what the crash left behind is not in the way
+    save(tmp_path, 2)
     assert find_checkpoint(tmp_path).path == checkpoint_path(tmp_path, 2)
-    assert not list((tmp_path / "checkpoints").glob(".writing-*"))
 
 
-@pytest.mark.parametrize("error", [OSError("No space left on device"), RuntimeError("write failed")])
+def test_what_a_kill_left_half_written_is_no_checkpoint_and_goes_with_the_next_one(tmp_path):
+    (old,) = save(tmp_path, 1)
+    unfinished = tmp_path / "checkpoints" / ".writing-step-00000002"
+    shutil.copytree(old, unfinished)
+    (unfinished / CHECKSUMS).unlink()
+    assert find_checkpoint(tmp_path) == Found(old, [])
+    save(tmp_path, 3)
+    assert not unfinished.exists()
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("No space left on device"), RuntimeError("write\nfailed"), SafetensorError("IoError")]
+)
 def test_a_full_disk_is_the_users_to_fix_and_leaves_nothing_half_written(tmp_path, monkeypatch, error):
     (old,) = save(tmp_path, 1)
 
@@ -95,7 +110,7 @@ def test_a_full_disk_is_the_users_to_fix_and_leaves_nothing_half_written(tmp_pat
         raise error
 
     monkeypatch.setattr("asrl.checkpoint.torch.save", fill)
-    with pytest.raises(UserError, match=r"step-00000002: could not write the checkpoint .* intact"):
+    with pytest.raises(UserError, match=r"^\S+step-00000002: could not write the checkpoint .* intact: .*$"):
         save(tmp_path, 2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", old.name]
 
@@ -113,10 +128,18 @@ def flip_bit(path):
     path.write_bytes(content)
 
 
+def make_directory(path):
+    path.unlink()
+    path.mkdir()
+
+
 HARMS = {
     "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "half": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "empty": lambda path: os.truncate(path, 0),
     "flipped": flip_bit,
     "missing": lambda path: path.unlink(),
+    "directory": make_directory,
 }
 FILES = ["trainable.safetensors", "optimizer.pt", "state.json", CHECKSUMS]
 
@@ -136,6 +159,13 @@ def test_a_damaged_file_is_noticed_and_the_checkpoint_before_is_used(tmp_path, h
     assert str(new) in found.warnings[0]
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", '{"state.json": "0"}'])
+def test_checksums_that_do_not_cover_every_file_are_damage(tmp_path, content):
+    (path,) = save(tmp_path, 1)
+    (path / CHECKSUMS).write_text(content)
+    assert damage(path).startswith(CHECKSUMS)
+
+
 def test_a_run_without_an_intact_checkpoint_is_refused_with_every_reason(tmp_path):
     (only,) = save(tmp_path, 1)
     (only / CHECKSUMS).unlink()
@@ -143,6 +173,39 @@ def test_a_run_without_an_intact_checkpoint_is_refused_with_every_reason(tmp_pat
         find_checkpoint(tmp_path)
     with pytest.raises(UserError, match="holds no intact checkpoint"):
         find_checkpoint(tmp_path / "elsewhere")
+
+
+def test_a_best_checkpoint_that_is_intact_and_not_later_stays_the_best(tmp_path):
+    old, new = save(tmp_path, 1, 2)
+    for best in (old, new):
+        write_pointer(tmp_path, "best", best.name)
+        assert drop_lost_best(tmp_path, new) is None
+        assert read_pointer(tmp_path, "best") == best.name
+
+
+def test_a_run_without_a_best_checkpoint_has_none_to_lose(tmp_path):
+    (only,) = save(tmp_path, 1)
+    assert drop_lost_best(tmp_path, only) is None
+
+
+LOSSES = {
+    "later": (lambda best: None, 1, "later than the one to go on from"),
+    "gone": (shutil.rmtree, 3, "checksums.json is unreadable"),
+    "damaged": (lambda best: flip_bit(best / "optimizer.pt"), 3, "optimizer.pt does not match"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_best_checkpoint_that_cannot_be_counted_on_is_no_longer_the_best(tmp_path, loss):
+    save(tmp_path, 1, 2, 3)
+    best = checkpoint_path(tmp_path, 2)
+    write_pointer(tmp_path, "best", best.name)
+    lose, resumed, message = LOSSES[loss]
+    lose(best)
+    warning = drop_lost_best(tmp_path, checkpoint_path(tmp_path, resumed))
+    assert warning.startswith(f"{best}: no longer the best checkpoint: ")
+    assert message in warning
+    assert read_pointer(tmp_path, "best") is None
 
 
 def test_rotation_keeps_the_newest_and_the_best(tmp_path):
@@ -167,14 +230,26 @@ class Malicious:
         return os.mkdir, (self.path,)
 
 
+def renew_checksums(path):
+    checksums = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in FILES[:-1]}
+    (path / CHECKSUMS).write_text(json.dumps(checksums))
+    assert damage(path) is None
+
+
+@pytest.mark.parametrize("file", FILES[:-1])
+def test_what_another_program_wrote_is_refused_in_one_line(tmp_path, file):
+    (path,) = save(tmp_path, 1)
+    (path / file).write_bytes(b"something else")
+    renew_checksums(path)
+    with pytest.raises(UserError, match=r"^\S+step-00000001\S*: [^\n]+$"):
+        load_checkpoint(path)
+
+
 def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path):
     (path,) = save(tmp_path, 1)
     trap = tmp_path / "trap"
     torch.save({"optimizer": Malicious(str(trap))}, path / "optimizer.pt", pickle_module=pickle)
-    checksums = json.loads((path / CHECKSUMS).read_text())
-    checksums["optimizer.pt"] = hashlib.sha256((path / "optimizer.pt").read_bytes()).hexdigest()
-    (path / CHECKSUMS).write_text(json.dumps(checksums))
-    assert damage(path) is None
+    renew_checksums(path)
     with pytest.raises(UserError, match=r"optimizer\.pt: holds more than tensors"):
         load_checkpoint(path)
     assert not trap.exists()

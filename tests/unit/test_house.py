@@ -11,7 +11,7 @@ from importlinter.api import read_configuration
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "asrl").rglob("*.py"))
 FILES = [*SOURCES, *sorted((ROOT / "scripts").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
-TORCH_FREE = "asrl.rewards, asrl.bootstrap, asrl.errors, asrl.registry, asrl.utterance, asrl.text, asrl.jsonl"
+TORCH_FREE = "asrl.rewards, asrl.bootstrap, asrl.errors, asrl.registry, asrl.utterance, asrl.text, asrl.files, asrl.jsonl"
 KNOW_HYDRA = {"trainer", "learner", "sft", "config", "config_checks", "cli"}
 
 

@@ -31,6 +31,15 @@ def test_a_last_line_without_newline_counts_as_cut_even_where_it_is_json(tmp_pat
     assert path.read_text() == '{"step": 1}\n'
 
 
+def test_a_character_cut_in_two_by_a_kill_does_no_harm(tmp_path):
+    path = tmp_path / "completions.jsonl"
+    whole = '{"step": 1, "hypothesis": "你好"}\n'.encode()
+    path.write_bytes(whole + whole[:-5])  # ends within 好, three bytes in UTF-8
+    assert read_json_lines(path) == [{"step": 1, "hypothesis": "你好"}]
+    JsonLines(path).truncate_after(1)
+    assert path.read_bytes() == whole
+
+
 def test_truncating_rewrites_the_very_same_bytes(tmp_path):
     path = tmp_path / "metrics.jsonl"
     record = {"step": 1, "kl": 0.1 + 0.2, "tiny": 1e-17, "text": "\u2028", "none": None}
@@ -53,17 +62,33 @@ def test_truncating_leaves_the_old_file_if_it_fails_half_way(tmp_path, monkeypat
     def fail(*_):
         raise OSError("killed")
 
-    monkeypatch.setattr("asrl.jsonl.os.replace", fail)
-    with pytest.raises(OSError, match="killed"):
+    monkeypatch.setattr("asrl.files.os.replace", fail)
+    with pytest.raises(UserError, match="cannot write"):
         JsonLines(path).truncate_after(1)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
 
 
-def test_a_broken_line_is_named(tmp_path):
+@pytest.mark.parametrize("line", [b"nonsense", b"12", b"", b'{"text": "\xff"}'])
+def test_a_broken_line_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl:2: not a JSON object"):
         read_json_lines(path)
+
+
+@pytest.mark.parametrize("line", ['{"loss": 1}', '{"step": "2"}'])
+def test_a_line_of_no_step_is_named_when_a_run_cuts_its_file_back(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + line + "\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl:2: .* a whole number 'step'"):
+        JsonLines(path).truncate_after(1)
+
+
+def test_a_directory_in_place_of_the_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read \(Is a directory\)"):
+        read_json_lines(tmp_path)
+    with pytest.raises(UserError, match=r"cannot write \(Is a directory\)"):
+        JsonLines(tmp_path).append({"step": 1})
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from asrl.cli.summary import compare, print_summary, training_figures, write_summary
-from asrl.errors import UserError
+from asrl.cli.summary import print_summary, training_figures, write_summary
+from asrl.comparison import compare
 from asrl.evaluate import Transcription
 
 
@@ -59,21 +59,6 @@ def test_a_run_without_steps_has_no_figures_but_their_number():
 
 BEFORE = [transcription(0, "天气很好", "天汽很好"), transcription(1, "你好", "你好")]
 AFTER = [transcription(0, "天气很好", "天气很好"), transcription(1, "你好", "你好吗呢")]
-
-
-def test_a_comparison_holds_both_rates_and_their_difference():
-    comparison = compare("dev", "greedy", BEFORE, AFTER)
-    # Of six characters: one substituted before, two inserted after.
-    assert comparison.before["cer"] == pytest.approx(1 / 6)
-    assert comparison.after["cer"] == pytest.approx(2 / 6)
-    assert comparison.difference == pytest.approx(1 / 6)
-    # Drawn twice: the first (-2 of 8) in a quarter of the resamples, the second (+4 of 4) in another.
-    assert (comparison.low, comparison.high) == (-1 / 4, 1.0)
-
-
-def test_comparing_other_utterances_is_refused():
-    with pytest.raises(UserError, match="same utterances"):
-        compare("dev", "greedy", BEFORE, AFTER[:1])
 
 
 def test_the_summary_is_printed_and_written(tmp_path, capsys):

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asrl.text import ErrorCounts, error_counts, error_counts_batch, normalize_text, text_units, tokenize
+from asrl.text import (
+    ErrorCounts,
+    character_error_counts,
+    error_counts,
+    error_counts_batch,
+    normalize_text,
+    text_units,
+    tokenize,
+)
 
 # Everything, lone surrogates too, with the characters that have rules of their own drawn often.
 ANY_TEXT = st.text(
@@ -204,3 +212,39 @@ def test_equal_pairs_are_aligned_once(monkeypatch):
 def test_text_and_rewards_do_not_import_torch():
     code = "import asrl.bootstrap, asrl.rewards, asrl.text, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # r and c with a combining caron, u with a combining ring: one letter each once composed
+        ("r\u030cec\u030c, du\u030am", "řeč dům"),
+        ("PŘÍLIŠ Žluťoučký KŮŇ!", "příliš žluťoučký kůň"),
+        ("„Chceš-li…“ – řekl: ‚ne‘;", "chceš li řekl ne"),
+        ("O’Connor d'Artagnan", "o'connor d'artagnan"),
+        ("Krrr... Silverrr!", "krrr silverrr"),
+        ("C:\\WINDOWS\\CONFIG", "c windows config"),
+    ],
+)
+def test_czech_by_hand(text, expected):
+    assert normalize_text(text) == expected
+    assert text_units(text) == tuple(expected.split())
+
+
+def test_letters_that_differ_by_an_accent_differ():
+    assert error_counts("být", "byt") == ErrorCounts(0, 1, 0, 0)
+    assert character_error_counts("být", "byt") == ErrorCounts(2, 1, 0, 0)
+
+
+def test_composed_and_decomposed_letters_are_the_same_text():
+    assert character_error_counts("kůň", "ku\u030an\u030c") == ErrorCounts(3, 0, 0, 0)
+
+
+def test_character_errors_count_spaces():
+    # n-e-v-í-m space j-á: the space and the accent are wrong
+    assert character_error_counts("Nevím, já", "nevímja") == ErrorCounts(6, 1, 1, 0)
+
+
+def test_character_errors_of_empty_texts():
+    assert character_error_counts("", "ne") == ErrorCounts(0, 0, 0, 2)
+    assert character_error_counts("ne", "...") == ErrorCounts(0, 0, 2, 0)

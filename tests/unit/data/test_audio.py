@@ -7,7 +7,7 @@ import pytest
 import soundfile
 import torch
 
-from asrl.data.audio import read_audio
+from asrl.data.audio import Stretch, measure_audio, read_audio, read_waveform
 from asrl.errors import UserError
 
 
@@ -38,7 +38,7 @@ def test_channels_are_averaged(tmp_path):
     assert read_audio(write(tmp_path / "a.wav", stereo)).tolist() == [200.0, 0.5] * 600
 
 
-@pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
+@pytest.mark.parametrize("rate", [8000, 22050, 44100, 44101, 48000])
 def test_other_rates_are_resampled(tmp_path, rate):
     # A 500 Hz tone of half a second. The filter rings at the edges, so the middle is compared; it is short,
     # so 2 % of the amplitude are allowed.
@@ -49,6 +49,18 @@ def test_other_rates_are_resampled(tmp_path, rate):
     assert len(waveform) == 8000
     torch.testing.assert_close(waveform[500:-500], tone(16000)[500:-500], rtol=0, atol=200)
     assert waveform[500:-500].abs().max() > 9800
+
+
+@pytest.mark.parametrize("rate", [1, 3999, 768_001])
+def test_a_rate_that_no_speech_has_is_refused(tmp_path, rate):
+    with pytest.raises(UserError, match=rf"^\S+a\.wav: the sample rate must be from 4000 .* got {rate}; "):
+        read_audio(write(tmp_path / "a.wav", np.zeros(4000), rate))
+
+
+def test_a_rate_just_off_the_usual_one_is_resampled_at_once_and_to_within_a_twentieth_of_a_percent(tmp_path):
+    waveform = read_audio(write(tmp_path / "a.wav", np.zeros(160_000), 15_999))
+    # 10.000625 s are 160,010 samples at 16 kHz.
+    assert abs(len(waveform) - 160_010) <= 80
 
 
 @pytest.mark.parametrize("name", ["a.ogg", "a.mp3"])
@@ -114,3 +126,77 @@ def test_non_finite_audio_is_refused(tmp_path, bad):
     values = np.zeros(2000, dtype=np.float32)
     values[1234] = bad
     assert refused(write(tmp_path / "a.wav", values, subtype="FLOAT")) == "the audio contains NaN or infinity"
+
+
+def ramp(tmp_path, *, rate=16000, num_samples=16000):
+    """A file whose sample number t has the value t."""
+    return write(tmp_path / "ramp.wav", np.arange(num_samples, dtype=np.int16), rate)
+
+
+@pytest.mark.parametrize(
+    ("stretch", "first", "end"),
+    [
+        (Stretch(0.25), 4000, 16000),
+        (Stretch(0.25, 0.5), 4000, 12000),
+        (Stretch(0.0, 0.1), 0, 1600),
+        # 0.1 s at 16 kHz begin at sample 1600; 0.10003 s at 1600.48, so at the same one.
+        (Stretch(0.10003, 0.1), 1600, 3200),
+        (Stretch(0.5, 0.55), 8000, 16000),  # ends 0.05 s behind the file: cut off
+    ],
+)
+def test_a_stretch_is_read_alone(tmp_path, stretch, first, end):
+    path = ramp(tmp_path)
+    assert read_audio(path, stretch=stretch).tolist() == list(range(first, end))
+    assert measure_audio(path, stretch=stretch) == (end - first) / 16000
+
+
+@pytest.mark.parametrize("name", ["a.flac", "a.ogg", "a.mp3"])
+def test_a_stretch_of_compressed_audio_is_that_of_the_whole(tmp_path, name):
+    path = write(tmp_path / name, np.random.default_rng(0).normal(0, 0.1, 32000))
+    whole, part = read_audio(path), read_audio(path, stretch=Stretch(0.5, 0.25))
+    # After a seek a decoder of mp3 rebuilds its overlap, hence 1 % of the amplitude for it.
+    torch.testing.assert_close(part, whole[8000:12000], rtol=0, atol=33 if name == "a.mp3" else 0)
+
+
+def test_a_stretch_is_in_seconds_at_any_rate(tmp_path):
+    path = ramp(tmp_path, rate=8000)
+    assert read_audio(path, stretch=Stretch(1.0, 0.5), sample_rate=8000).tolist() == list(range(8000, 12000))
+
+
+@pytest.mark.parametrize(("channel", "expected"), [(0, 100.0), (1, 300.0), (None, 200.0)])
+def test_a_channel_is_chosen_or_all_are_averaged(tmp_path, channel, expected):
+    stereo = np.tile(np.array([[100, 300]], dtype=np.int16), (1600, 1))
+    path = write(tmp_path / "a.wav", stereo)
+    assert read_audio(path, stretch=Stretch(channel=channel)).tolist() == [expected] * 1600
+
+
+@pytest.mark.parametrize(
+    ("stretch", "message"),
+    [
+        (Stretch(1.0), "the utterance starts at 1 s, but the file ends at 1 s"),
+        (Stretch(7.5, 1.0), "the utterance starts at 7.5 s, but the file ends at 1 s"),
+        (Stretch(0.5, 0.75), "the utterance ends at 1.25 s, but the file ends at 1 s"),
+        (Stretch(channel=1), "there is no channel 1, the file has 1, the first being 0"),
+    ],
+)
+def test_a_stretch_that_the_file_does_not_have_is_refused(tmp_path, stretch, message):
+    path = ramp(tmp_path)
+    for function in (read_audio, measure_audio):
+        with pytest.raises(UserError) as caught:
+            function(path, stretch=stretch, place="m.jsonl:3")
+        assert str(caught.value) == f"m.jsonl:3: {path}: {message}"
+
+
+def test_a_file_that_ends_before_its_header_says_is_refused(tmp_path):
+    path = write(tmp_path / "a.mp3", np.random.default_rng(0).normal(0, 0.1, 160_000))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
+    assert refused(path).startswith("the file is cut short: 10 s according to its header, 5.9")
+    damaged = write(tmp_path / "a.flac", np.random.default_rng(0).normal(0, 0.1, 160_000))
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size * 6 // 10])
+    assert (
+        refused(damaged) == "cannot read audio (Error : flac decoder lost sync.); use wav, flac, ogg or mp3"
+    )
+
+
+def test_waveforms_for_other_uses_may_be_short(tmp_path):
+    assert read_waveform(write(tmp_path / "a.wav", np.array([0.5, 0.25]))).tolist() == [16384.0, 8192.0]

@@ -79,4 +79,6 @@ def test_masks_depend_on_seed_epoch_and_key_alone():
 def test_negative_settings_are_refused():
     with pytest.raises(UserError) as caught:
         augment(max_time_frames=-1)
-    assert str(caught.value) == "spec_augment.max_time_frames must be at least 0, got -1; 0 switches it off"
+    assert str(caught.value) == (
+        "augment.spec_augment.max_time_frames must be at least 0, got -1; 0 switches it off"
+    )

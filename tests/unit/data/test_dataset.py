@@ -3,8 +3,10 @@
 import multiprocessing
 import operator
 import os
+import re
 import signal
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,6 +133,32 @@ def test_augmentation_depends_on_the_epoch(utterances):
     torch.testing.assert_close(batch.features, torch.stack(expected), rtol=0, atol=1e-6)
 
 
+def test_a_stretch_has_the_features_of_its_own_samples(dataset, utterances):
+    # 0.025 s are 400 samples, so the stretch is samples 400 to 1600 of 2000.
+    codes, _ = soundfile.read(utterances[1].audio, dtype="int16")
+    expected = (fbank(torch.tensor(codes[400:1600], dtype=torch.float32)) - 2) / 2
+    stretch = replace(utterances[1], start=0.025, duration=0.075)
+    torch.testing.assert_close(dataset.featurize(stretch), expected, rtol=0, atol=1e-6)
+
+
+def test_waveforms_are_perturbed_first_and_features_augmented_last(utterances):
+    calls = []
+
+    def halve(waveform, *, epoch, key):
+        calls.append((epoch, key))
+        return waveform[: len(waveform) // 2]
+
+    def mark(features, **_):
+        return features + 100
+
+    dataset = SpeechDataset(utterances, cmvn=CMVN, perturb=halve, augment=mark)
+    batch = dataset.collate([row(1, epoch=3, replica=0), row(1, 1, epoch=3, replica=1)])
+    codes, _ = soundfile.read(utterances[1].audio, dtype="int16")
+    expected = (fbank(torch.tensor(codes[:1000], dtype=torch.float32)) - 2) / 2 + 100
+    torch.testing.assert_close(batch.features[0], expected, rtol=0, atol=1e-5)
+    assert calls == [(3, "u1")]  # both transcripts are of the same audio
+
+
 def test_plain_batches_can_be_iterated_again(dataset):
     loader = make_loader(dataset, plain_batches(3, 2))
     for _ in range(2):
@@ -165,18 +193,41 @@ def test_workers_compute_on_one_thread(utterances):
     assert [batch.features.max().item() for batch in loaded(dataset, num_workers=1)] == [1.0] * 6
 
 
-def die(features, **_):
-    time.sleep(0.3)  # until this process waits for the batch
-    os.kill(os.getpid(), signal.SIGKILL)
+def die_at_u1(features, *, key, **_):
+    if key == "u1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return features
 
 
-def test_a_dead_worker_is_reported_in_one_line(utterances):
-    dataset = SpeechDataset(utterances, cmvn=CMVN, augment=die)
-    with pytest.raises(
-        UserError, match=r"^data\.num_workers: a worker process died \(DataLoader worker .*\)"
-    ) as caught:
-        loaded(dataset, num_workers=1)
-    assert "\n" not in str(caught.value)
+def test_a_dead_worker_is_reported_where_its_batch_is_due_with_what_it_was_reading(utterances):
+    dataset = SpeechDataset(utterances, cmvn=CMVN, augment=die_at_u1)
+    before = multiprocessing.active_children()
+    batches = iter(make_loader(dataset, plain_batches(3, 1), num_workers=2))
+    assert next(batches).row_index.tolist() == [0]
+    while len(set(multiprocessing.active_children()) - set(before)) > 1:
+        time.sleep(0.01)  # the death itself must not disturb what goes on here meanwhile
+    with pytest.raises(UserError) as caught:
+        next(batches)
+    assert re.fullmatch(
+        r"data\.num_workers: a worker process died while or after reading m\.jsonl:2: u1: \S+1\.wav "
+        r"\(DataLoader worker \(pid\(s\) \d+\) exited unexpectedly\); often memory or /dev/shm is full: .*",
+        str(caught.value),
+    )
+
+
+def test_a_worker_that_died_before_it_read_anything_is_reported_as_such(dataset):
+    loader = make_loader(dataset, plain_batches(3, 1), num_workers=1)
+    assert loader._place_read_by("DataLoader worker (pid 1)") == "before it read anything"
+
+
+def die_silently(features, **_):
+    os._exit(0)
+
+
+def test_a_worker_that_leaves_without_an_error_is_reported_too(utterances):
+    dataset = SpeechDataset(utterances, cmvn=CMVN, augment=die_silently)
+    with pytest.raises(UserError, match=r"while or after reading m\.jsonl:1: u0: "):
+        next(iter(make_loader(dataset, plain_batches(3, 1), num_workers=1)))
 
 
 def test_other_errors_keep_their_traceback():
@@ -185,7 +236,7 @@ def test_other_errors_keep_their_traceback():
         yield
 
     with pytest.raises(RuntimeError, match="Original Traceback") as caught:
-        list(iterate_batches(fail()))
+        list(iterate_batches(fail(), str))
     assert not isinstance(caught.value, UserError)
 
 

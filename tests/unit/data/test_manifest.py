@@ -36,7 +36,7 @@ def test_every_column_arrives(folder):
         "  ",
     )
     audio = str(folder / "wav" / "a.wav")
-    assert read_manifest(path) == [
+    assert list(read_manifest(path)) == [
         Utterance(key="a", audio=audio, transcript="你好", place=f"{path}:1"),
         Utterance(
             key="b",
@@ -137,5 +137,9 @@ def test_empty_text_is_allowed_on_request(folder):
 
 def test_missing_and_empty_manifests_are_refused(folder):
     assert refused(folder / "none.jsonl") == ": cannot read the manifest (No such file or directory)"
-    assert refused(folder) == ": cannot read the manifest (Is a directory)"
+    assert refused(folder) == (
+        ": not a folder of data: Kaldi's has wav.scp, one of Hugging Face's has metadata.jsonl, "
+        "metadata.csv, dataset_info.json or *.parquet"
+    )
+    assert refused(folder, format="asrl") == ": cannot read the manifest (Is a directory)"
     assert refused(write(folder, "", " ")) == ": the manifest has no utterances"

@@ -200,8 +200,8 @@ def test_plain_batches_by_hand():
     assert plain_batches(1, 4) == [[Row(index=0, epoch=0, row_index=0, replica=0)]]
     assert indices() == [[0, 1], [2, 3], [4, 5], [6]]
     assert indices(world_size=2, rank=0) == [[0, 2], [4, 6]]
-    assert indices(world_size=2, rank=1) == [[1, 3], [5]]
-    assert indices(world_size=9, rank=8) == []
+    assert indices(world_size=2, rank=1) == [[1, 3], [5, 0]]  # repeats the first, not to be short
+    assert indices(world_size=9, rank=8) == [[0]]
     # Longest first, equal ones in the order of the manifest: 3 (9 s), 1 and 5 (4 s), 0, 2, 4, 6 (1 s).
     assert indices(durations=[1, 4, 1, 9, 1, 4, 1]) == [[3, 1], [5, 0], [2, 4], [6]]
     assert [row.row_index for batch in plain_batches(3, 2, durations=[1, 2, 3]) for row in batch] == [2, 1, 0]

@@ -60,6 +60,21 @@ def test_an_impossible_floor_is_refused(floor):
         accuracy(floor=floor)
 
 
+def test_characters_tell_a_nearly_right_word_from_a_wrong_one():
+    # "žluťoučký kůň" has 13 characters, its space included. Two are wrong, both in the second of two words.
+    assert reward("Žluťoučký kůň.", "žluťoučký kun", unit="character") == pytest.approx(11 / 13, abs=1e-12)
+    assert reward("Žluťoučký kůň.", "žluťoučký kun") == 0.5
+
+
+def test_in_characters_a_lost_space_is_one_error():
+    assert reward("co je to", "coje to", unit="character") == pytest.approx(7 / 8, abs=1e-12)
+
+
+def test_an_unknown_unit_names_the_nearest():
+    with pytest.raises(UserError, match="unknown unit 'characters'; did you mean 'character'"):
+        accuracy(unit="characters")
+
+
 def test_an_unknown_shape_names_the_nearest():
     with pytest.raises(UserError, match="unknown shape 'linaer'; did you mean 'linear'"):
         accuracy(shape="linaer")

@@ -3,14 +3,12 @@
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asrl.errors import UserError
 from asrl.rewards import REWARDS, build_rewards
-from asrl.rewards.base import WeightedReward
 from asrl.utterance import Utterance
 
 UTTERANCE = Utterance("utt1", "utt1.wav", "你好", hotwords=("你好",), columns={"city": "北京"})
@@ -179,42 +177,6 @@ else:
     raise SystemExit("accepted")
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("value", [1, 1.0, np.float32(1.0), np.int64(1), True])
-def test_numbers_of_any_kind_become_floats(value):
-    (checked,) = WeightedReward("mine", 1.0, lambda hypotheses, utterances: [value])(["你好"], [UTTERANCE])
-    assert checked == 1.0
-    assert type(checked) is float
-
-
-def test_an_array_is_a_list_of_values():
-    reward = WeightedReward("mine", 1.0, lambda hypotheses, utterances: np.array([0.5, 0.25]))
-    assert reward(["a", "b"], [UTTERANCE] * 2) == [0.5, 0.25]
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.5", [0.5], 1j])
-def test_a_value_that_is_no_finite_number_is_refused(value):
-    reward = WeightedReward("mine", 1.0, lambda hypotheses, utterances: [None, value])
-    with pytest.raises(UserError, match=r"reward\.mine: .*utterance 'utt1', hypothesis '坏\\n的'"):
-        reward(["好", "坏\n的"], [UTTERANCE] * 2)
-
-
-@pytest.mark.parametrize("returned", [[1.0], [1.0] * 3, None, 1.0])
-def test_not_one_value_per_row_is_refused(returned):
-    reward = WeightedReward("mine", 1.0, lambda hypotheses, utterances: returned)
-    with pytest.raises(
-        UserError, match=r"reward\.mine: a reward returns one float or None per row, got .* for 2 rows"
-    ):
-        reward(["a", "b"], [UTTERANCE] * 2)
-
-
-def test_the_errors_of_a_custom_function_are_not_swallowed():
-    def broken(hypotheses, utterances):
-        raise KeyError("city")
-
-    with pytest.raises(KeyError):
-        WeightedReward("mine", 1.0, broken)(["a"], [UTTERANCE])
 
 
 def test_every_built_in_is_listed():

@@ -107,3 +107,18 @@ def test_ratios_without_a_denominator_are_none():
 def test_an_unknown_form_names_the_nearest():
     with pytest.raises(UserError, match="unknown form 'recal'; did you mean 'recall'"):
         hotword(form="recal")
+
+
+@pytest.mark.parametrize(
+    ("hypothesis", "is_found"),
+    [
+        ("vidím kapitána silvera", True),
+        ("vidím Kapita\u0301na, SILVERA!", True),  # decomposed, capitals, punctuation
+        ("vidím kapitana silvera", False),  # the accent is part of the word
+        ("vidím kapitán silver", False),  # another case of the same name is another word
+        ("vidím kapitánasilvera", False),
+    ],
+)
+def test_a_czech_name_is_found_in_the_case_in_which_it_is_listed(hypothesis, is_found):
+    row = utterance("Vidím kapitána Silvera.", ("kapitána Silvera",))
+    assert hotword_counts(hypothesis, row).hits == is_found
