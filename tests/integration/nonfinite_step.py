@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+from runs import tiny_run
 
 from asrl.cli.compose import compose_config
 from asrl.cli.distribute import start_accelerator
@@ -15,26 +16,8 @@ from asrl.cli.train import build_trainer
 
 
 def build(model: str, manifest: str, folder: Path):
-    config = compose_config(
-        "train",
-        [
-            f"model.path={model}",
-            "model.lora.start=continue",  # every tensor has a gradient
-            f"data.train={manifest}",
-            "data.dev=null",
-            "data.test=null",
-            "data.num_workers=0",
-            "logger=none",
-            "num_generations=4",
-            "rollout.max_new_tokens=6",
-            "reward.accuracy=null",
-            "+reward.signal.function=toy_rewards:even_characters",
-            "trainer.rows_per_device=6",
-            "optim.num_warmup_steps=0",
-            "trainer.on_nonfinite=skip",
-            f"run_dir={folder / 'run'}",
-        ],
-    )
+    settings = ("trainer.rows_per_device=6", "trainer.on_nonfinite=skip")
+    config = compose_config("train", tiny_run(model, manifest, folder / "run", *settings))
     return build_trainer(config, start_accelerator(num_threads=1))
 
 

@@ -40,6 +40,26 @@ BACKENDS = {
 }
 
 
+def tiny_run(model: str | Path, manifest: str | Path, run_dir: Path, *settings: str) -> list[str]:
+    """Settings of a run on the tiny model in which every trained tensor has a gradient."""
+    return [
+        f"model.path={model}",
+        "model.lora.start=continue",  # a fresh LoRA would leave its A without one
+        f"data.train={manifest}",
+        "data.dev=null",
+        "data.test=null",
+        "data.num_workers=0",
+        "logger=none",
+        "num_generations=4",
+        "rollout.max_new_tokens=6",
+        "reward.accuracy=null",
+        "+reward.signal.function=toy_rewards:even_characters",
+        "optim.num_warmup_steps=0",
+        f"run_dir={run_dir}",
+        *settings,
+    ]
+
+
 def start(
     arguments: list[str], *, num_processes: int = 1, script: str = "train.py", backend: str = "ddp"
 ) -> subprocess.Popen:

@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from runs import tiny_run
 from safetensors.torch import save_file
 
 from asrl.cli import train
@@ -18,30 +19,11 @@ from asrl.cli.distribute import start_accelerator
 from asrl.losses import LEVELS, LOSS_TYPES
 from asrl.trainer import Trainer
 
+SETTINGS = ("old_logps=rollout", "dropout=false", "epsilon_high=0.3", "trainer.max_steps=4")
+
 
 def build(model: str, manifest: str, folder: Path, *settings: str) -> Trainer:
-    config = compose_config(
-        "train",
-        [
-            f"model.path={model}",
-            "model.lora.start=continue",  # every tensor has a gradient
-            f"data.train={manifest}",
-            "data.dev=null",
-            "data.test=null",
-            "data.num_workers=0",
-            "logger=none",
-            "num_generations=4",
-            "rollout.max_new_tokens=6",
-            "reward.accuracy=null",
-            "+reward.signal.function=toy_rewards:even_characters",
-            "old_logps=rollout",
-            "dropout=false",
-            "epsilon_high=0.3",
-            "trainer.max_steps=4",
-            f"run_dir={folder / 'run'}",
-            *settings,
-        ],
-    )
+    config = compose_config("train", tiny_run(model, manifest, folder / "run", *SETTINGS, *settings))
     with mock.patch.object(train, "load_model", load_double):
         return train.build_trainer(config, start_accelerator(num_threads=1))
 
