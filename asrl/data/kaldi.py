@@ -26,7 +26,7 @@ def read_kaldi(folder: Path) -> Iterator[dict[str, Any]]:
     if (folder / "segments").is_file():
         rows = _cut(folder / "segments", recordings)
     else:
-        rows = _whole(recordings, _read_optional(folder / "utt2dur"))
+        rows = _whole(folder, recordings, _read_optional(folder / "utt2dur"))
     for row in rows:
         if texts is not None:
             place, text = texts.pop(row["key"], (row["place"], None))
@@ -39,10 +39,10 @@ def read_kaldi(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _whole(
-    recordings: dict[str, tuple[str, str]], durations: dict[str, tuple[str, str]] | None
+    folder: Path, recordings: dict[str, tuple[str, str]], durations: dict[str, tuple[str, str]] | None
 ) -> Iterator[dict[str, Any]]:
     for key, (place, audio) in recordings.items():
-        row: dict[str, Any] = {"key": key, "audio": _check_file(audio, place), "place": place}
+        row: dict[str, Any] = {"key": key, "audio": _find_file(audio, place, folder), "place": place}
         if durations is not None and key in durations:
             duration_place, value = durations[key]
             row["duration"] = _to_seconds(value, duration_place, "duration")
@@ -59,7 +59,12 @@ def _cut(path: Path, recordings: dict[str, tuple[str, str]]) -> Iterator[dict[st
             raise UserError(f"{place}: recording {fields[0]!r} has no line in {path.with_name('wav.scp')}")
         start, end = _to_seconds(fields[1], place, "start"), _to_seconds(fields[2], place, "end")
         audio_place, audio = recordings[fields[0]]
-        row = {"key": key, "audio": _check_file(audio, audio_place), "start": start, "place": place}
+        row = {
+            "key": key,
+            "audio": _find_file(audio, audio_place, path.parent),
+            "start": start,
+            "place": place,
+        }
         if end != TO_THE_END:
             if end <= start:
                 raise UserError(
@@ -73,8 +78,8 @@ def _cut(path: Path, recordings: dict[str, tuple[str, str]]) -> Iterator[dict[st
         yield row
 
 
-def _check_file(audio: str, place: str) -> str:
-    """Refuse what is not the name of an audio file.
+def _find_file(audio: str, place: str, folder: Path) -> str:
+    """Return the path of an audio file: relative to the folder or, as in Kaldi, to where one works.
 
     Raises:
         UserError: It is a pipe or a part of an archive.
@@ -89,6 +94,8 @@ def _check_file(audio: str, place: str) -> str:
             f"{place}: audio inside an archive is not supported, got {audio!r}; write it to files, e.g. with "
             "Kaldi's wav-copy"
         )
+    if not (folder / audio).exists() and Path(audio).exists():
+        return str(Path(audio).absolute())
     return audio
 
 

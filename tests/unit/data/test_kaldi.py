@@ -136,3 +136,14 @@ def test_wrong_encoding_is_named(tmp_path):
 
 def test_a_folder_without_recordings_is_refused(tmp_path):
     assert refused(tmp_path) == "DIR/wav.scp: cannot read (No such file or directory)"
+
+
+def test_a_path_may_start_where_one_works_as_in_kaldi(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data" / "train"
+    folder.mkdir(parents=True)
+    for path in (tmp_path / "near.wav", tmp_path / "both.wav", folder / "both.wav"):
+        path.touch()
+    make(folder, wav=["a near.wav", "b both.wav", "c nowhere.wav"])
+    audio = [row["audio"] for row in read_kaldi(folder)]
+    assert audio == [str(tmp_path / "near.wav"), "both.wav", "nowhere.wav"]  # the folder comes first
