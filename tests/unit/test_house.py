@@ -11,7 +11,10 @@ from importlinter.api import read_configuration
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "asrl").rglob("*.py"))
 FILES = [*SOURCES, *sorted((ROOT / "scripts").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
-TORCH_FREE = "asrl.rewards, asrl.bootstrap, asrl.errors, asrl.registry, asrl.utterance, asrl.text, asrl.files, asrl.jsonl"
+TORCH_FREE = ", ".join(
+    f"asrl.{name}"
+    for name in ["rewards", "bootstrap", "errors", "registry", "utterance", "text", "files", "jsonl"]
+)
 KNOW_HYDRA = {"trainer", "learner", "sft", "config", "config_checks", "cli"}
 
 
