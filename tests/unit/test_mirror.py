@@ -137,7 +137,22 @@ def test_training_does_not_wait_for_the_copy_except_at_the_end(run_dir, copy, mo
     assert [path.name[-1] for path in list_checkpoints(copy)] == ["1", "2"]
 
 
-def test_a_copy_that_fails_is_one_warning_until_it_works_again(run_dir, copy, capsys):
+def test_a_copy_that_fails_again_and_again_is_one_warning(run_dir, copy, monkeypatch, capsys):
+    attempts = threading.Semaphore(0)
+
+    def fail(*_):
+        attempts.release()
+        raise OSError("full")
+
+    monkeypatch.setattr(asrl.mirror, "synchronise", fail)
+    with Mirror(run_dir, copy) as mirror:
+        for _ in range(3):
+            mirror.update()
+            assert attempts.acquire(timeout=PATIENCE)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_copy_that_fails_is_a_warning_and_is_tried_again(run_dir, copy, capsys):
     save(run_dir, 1)
     copy.write_text("a file in place of the folder")
     with Mirror(run_dir, copy) as mirror:

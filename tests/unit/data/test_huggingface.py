@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import soundfile
-from recordings import write_audio, write_lines
+from audio_files import write_audio, write_lines
 
 from asrl.data.huggingface import read_audio_folder, read_saved
 from asrl.data.manifest import read_manifest

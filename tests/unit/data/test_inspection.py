@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import soundfile
-from recordings import write_audio, write_lines
+from audio_files import write_audio, write_lines
 
 from asrl.data.inspection import Inspector, Kind, inspect_all
 from asrl.data.lines import open_lines

@@ -1,7 +1,7 @@
 """Kaldi folders: segments, channels and durations by value, every mistake by file and line."""
 
 import pytest
-from recordings import write_lines
+from audio_files import write_lines
 
 from asrl.data.kaldi import read_kaldi
 from asrl.errors import UserError

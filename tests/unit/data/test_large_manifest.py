@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from recordings import write_audio, write_lines
+from audio_files import write_audio, write_lines
 
 from asrl.data import manifest as module
 from asrl.data.lines import open_lines

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from recordings import write_audio, write_lines
+from audio_files import write_audio, write_lines
 
 from asrl.data.perturb import Noise, Perturbation, Recording, Reverb, Speed, find_recordings
 from asrl.errors import UserError

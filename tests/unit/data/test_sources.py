@@ -1,7 +1,7 @@
 """Telling formats apart, and converting folders once."""
 
 import pytest
-from recordings import write_audio, write_lines
+from audio_files import write_audio, write_lines
 
 from asrl.data import sources
 from asrl.data.cache import cache_folder

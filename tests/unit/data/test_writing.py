@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from recordings import write_audio
+from audio_files import write_audio
 
 from asrl.data.cache import cache_folder
 from asrl.data.manifest import read_manifest
