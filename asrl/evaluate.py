@@ -150,8 +150,8 @@ def read_transcriptions(path: Path) -> list[Transcription]:
     """
     transcriptions = []
     for number, row in enumerate(read_json_lines(path), start=1):
-        row |= {name: tuple(row.get(name, ())) for name in ("hotwords", "distractors")}
         try:
+            row |= {name: tuple(row.get(name, ())) for name in ("hotwords", "distractors")}
             transcriptions.append(Transcription(**row))
         except TypeError as error:
             raise UserError(f"{path}:{number}: not a line written by an evaluation ({error})") from error
@@ -165,7 +165,7 @@ def read_hypotheses(path: Path) -> dict[str, Transcription]:
         UserError: The file is missing, a line lacks one of them, or a key comes twice.
     """
     found: dict[str, Transcription] = {}
-    for number, row in enumerate(read_json_lines(path), start=1):
+    for number, row in enumerate(read_json_lines(path, may_be_cut=False), start=1):
         key, hypothesis = row.get("key"), row.get("hypothesis")
         if not isinstance(key, str) or not isinstance(hypothesis, str):
             raise UserError(

@@ -1,6 +1,7 @@
 """This module is the only place that writes the small files which a crash must not leave half written."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from asrl.errors import UserError
@@ -18,7 +19,8 @@ def replace_text(path: Path, text: str) -> None:
         sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where the folder is no folder
+            temporary.unlink(missing_ok=True)
         raise cannot_write(path, error) from error
 
 

@@ -1,5 +1,6 @@
 """This module is the only place that reads and writes the JSON-lines files of a run."""
 
+import codecs
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,8 +51,13 @@ def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False) + "\n"
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of JSON objects; a last line without a newline was cut by a kill and is left out.
+def read_json_lines(path: Path, *, may_be_cut: bool = True) -> list[dict[str, Any]]:
+    """Read a file of JSON objects.
+
+    Args:
+        path: The file.
+        may_be_cut: It is one of ours, and a kill has cut a last line without a newline: that is left out.
+            Otherwise anyone may have written it, with blank lines, a byte order mark, or no last newline.
 
     Raises:
         UserError: The file cannot be read, or a line is not a JSON object.
@@ -63,14 +69,22 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise UserError(f"{path}: cannot read ({error.strerror})") from error
     # Cut into lines before decoding: a kill may have cut a character in two.
-    lines = content.split(b"\n")[:-1]
-    return [_parse(line, place=f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+    lines = content.split(b"\n")
+    if may_be_cut:
+        lines = lines[:-1]
+    else:
+        lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+    return [
+        _parse(line, place=f"{path}:{number}")
+        for number, line in enumerate(lines, start=1)
+        if may_be_cut or line.strip()
+    ]
 
 
 def _parse(line: bytes, *, place: str) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8"))
-    except ValueError as error:  # of the encoding too
+    except (ValueError, RecursionError) as error:  # of the encoding too
         raise UserError(f"{place}: not a JSON object ({error})") from error
     if not isinstance(row, dict):
         raise UserError(f"{place}: not a JSON object, got {line[:40].decode('utf-8', 'replace')}")

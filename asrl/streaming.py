@@ -1,6 +1,7 @@
 """This module is the only place that transcribes data into a file that a killed command goes on with."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,10 +67,13 @@ class TranscriptionFile:
             self._begin()
             return []
         self._check_settings()
-        done = read_transcriptions(self.path)
+        # By place: two commands that wrote at the same time leave lines twice.
+        done = list(
+            {transcription.place: transcription for transcription in read_transcriptions(self.path)}.values()
+        )
         for transcription in done:
             place = transcription.place
-            if place >= len(utterances) or utterances[place].key != transcription.key:
+            if not 0 <= place < len(utterances) or utterances[place].key != transcription.key:
                 raise UserError(
                     f"{self.path}: holds {transcription.key!r}, which is not utterance {place + 1} of the "
                     "input; give the input that it was made of, or another --output"
@@ -96,7 +100,7 @@ class TranscriptionFile:
         write_transcriptions(self.path, [])
 
     def _check_settings(self) -> None:
-        if not self.settings_path.exists():
+        if not self.settings_path.is_file():
             raise UserError(
                 f"{self.path}: exists, and was not made by this command ({self.settings_path.name} is not "
                 "beside it); give another --output"
@@ -134,7 +138,7 @@ class BadAudio:
         if not self.is_skipped:
             raise error
         self.faults.append(str(error))
-        tqdm.write(f"warning: skipped: {error}")
+        tqdm.write(f"warning: skipped: {error}", file=sys.stderr)
 
 
 def transcribe_in_batches(

@@ -17,6 +17,8 @@ from asrl.cli.options import (
     add_format_option,
     add_model_options,
     add_work_options,
+    check_range,
+    refuse_overwriting,
 )
 from asrl.cli.transcribe import open_recordings, transcribe_all
 from asrl.cli.weights import find_source
@@ -52,6 +54,11 @@ TITLES = {
 def main() -> None:
     """Entry point of ``asrl evaluate``."""
     arguments = _parser().parse_args()
+    check_range("--show", arguments.show, 0)
+    for option in ("json", "output"):
+        inputs = arguments.manifest, arguments.hypotheses, arguments.compare
+        refuse_overwriting(f"--{option}", getattr(arguments, option), *inputs)
+    compared = read_hypotheses(Path(arguments.compare)) if arguments.compare is not None else None
     utterances, found = _hypotheses(arguments)
     rules = Scorer(arguments.rules, arguments.numbers_to_chinese)
     transcriptions = _matched(utterances, found)
@@ -62,8 +69,8 @@ def main() -> None:
     num_missing = len(utterances) - len(transcriptions)
     rates = summarise(transcriptions) | error_rates(counts)
     comparison = None
-    if arguments.compare:
-        others = _matched(utterances, read_hypotheses(Path(arguments.compare)))
+    if compared is not None:
+        others = _matched(utterances, compared)
         comparison = _compare(rules, others, transcriptions, arguments.compare)
     _print_worst(transcriptions, steps, arguments.show)
     _print_rates(rates, counts, arguments.rules, num_missing)
@@ -123,20 +130,25 @@ def _hypotheses(arguments: argparse.Namespace) -> tuple[Sequence[Utterance], Map
         utterances: Sequence[Utterance] = read_manifest(
             arguments.manifest, format=arguments.format, check_audio=False, require_text=False
         )
+        _check_texts(utterances, arguments.manifest)
         found = read_hypotheses(Path(arguments.hypotheses))
     else:
         source = find_source(model=arguments.model, checkpoint=arguments.checkpoint)
         dataset = open_recordings(source, arguments)
+        _check_texts(dataset.utterances, arguments.manifest)
         outcome = transcribe_all(source, dataset, arguments, output=arguments.output)
         print(outcome.describe(), file=sys.stderr)
         utterances, found = dataset.utterances, {line.key: line for line in outcome.transcriptions}
-    if not any(utterance.transcript for utterance in utterances):
-        raise UserError(f"{arguments.manifest}: no line has a text to compare with; add the column 'text'")
     return utterances, found
 
 
+def _check_texts(utterances: Sequence[Utterance], manifest: str) -> None:
+    if not any(utterance.transcript for utterance in utterances):
+        raise UserError(f"{manifest}: no line has a text to compare with; add the column 'text'")
+
+
 def _matched(utterances: Sequence[Utterance], found: Mapping[str, Transcription]) -> list[Transcription]:
-    """Hypotheses of the utterances, with the texts and hotwords that the manifest has now."""
+    """Hypotheses of the utterances that have a text, with the texts and hotwords of the manifest now."""
     return [
         Transcription(
             place,
@@ -148,7 +160,7 @@ def _matched(utterances: Sequence[Utterance], found: Mapping[str, Transcription]
             u.distractors,
         )
         for place, u in enumerate(utterances)
-        if u.key in found
+        if u.key in found and u.transcript
     ]
 
 
@@ -232,4 +244,4 @@ def _print_rates(
         table.add_row("hotwords inserted", f"{rates['hotword_false_insertions']:.0f}")
     Console(width=80).print(table)
     if num_missing:
-        print(f"left out: {num_missing} utterances of the manifest without a hypothesis")
+        print(f"left out: {num_missing} utterances of the manifest without a hypothesis or a text")

@@ -1,6 +1,8 @@
 """This module is the only place that words the options of the commands that use a model."""
 
 import argparse
+import math
+from pathlib import Path
 
 from asrl.cli.build import DTYPES
 from asrl.data.sources import FORMATS
@@ -12,6 +14,8 @@ from asrl.streaming import Budget
 # Of upstream's example script, which decodes with 3 beams.
 REPETITION_PENALTY = 3.0
 LENGTH_PENALTY = 1.0
+MAX_BEAMS = 100
+MAX_TOKENS = 10**5
 
 
 def add_model_options(group: argparse._MutuallyExclusiveGroup) -> None:
@@ -106,10 +110,12 @@ def decoding_settings(arguments: argparse.Namespace) -> DecodingSettings:
         repetition = REPETITION_PENALTY if with_beams else 1.0
     if length is None:
         length = LENGTH_PENALTY if with_beams else 0.0
-    _check_range("--beam", arguments.beam, 1)
-    _check_range("--max-new-tokens", arguments.max_new_tokens, 0)
-    if not repetition > 0:
+    check_range("--beam", arguments.beam, 1, MAX_BEAMS)
+    check_range("--max-new-tokens", arguments.max_new_tokens, 0, MAX_TOKENS)
+    if not 0 < repetition < math.inf:
         raise UserError(f"--repetition-penalty must be above 0, got {repetition}; 1 is none")
+    if not math.isfinite(length):
+        raise UserError(f"--length-penalty must be finite, got {length}; 0 is none")
     return DecodingSettings(BeamSettings(arguments.beam, repetition, length), arguments.max_new_tokens)
 
 
@@ -119,13 +125,30 @@ def budget(arguments: argparse.Namespace) -> Budget:
     Raises:
         UserError: A number is out of range.
     """
-    _check_range("--batch-size", arguments.batch_size, 1)
-    _check_range("--num-workers", arguments.num_workers, 0)
-    if not arguments.max_batch_seconds > 0:
+    check_range("--batch-size", arguments.batch_size, 1)
+    check_range("--num-workers", arguments.num_workers, 0)
+    if not 0 < arguments.max_batch_seconds < math.inf:
         raise UserError(f"--max-batch-seconds must be above 0, got {arguments.max_batch_seconds}")
     return Budget(arguments.batch_size, arguments.max_batch_seconds, arguments.num_workers)
 
 
-def _check_range(option: str, value: int, least: int) -> None:
+def check_range(option: str, value: int, least: int, most: int = 10**9) -> None:
+    """Check a whole number.
+
+    Raises:
+        UserError: It is out of range.
+    """
     if value < least:
         raise UserError(f"{option} must be at least {least}, got {value}")
+    if value > most:
+        raise UserError(f"{option} must be at most {most}, got {value}")
+
+
+def refuse_overwriting(option: str, path: str | None, *inputs: str | None) -> None:
+    """Check that a result does not take the place of what it is made of.
+
+    Raises:
+        UserError: It would.
+    """
+    if path is not None and any(given and Path(given).resolve() == Path(path).resolve() for given in inputs):
+        raise UserError(f"{option} {path}: is what this command reads; name another file")

@@ -55,12 +55,13 @@ def training_figures(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Figures of a run from its lines of metrics.
 
     Clip ratio and KL are means over steps (KL only if there was a reference policy); the first and the last
-    reward are means over 25 steps.
+    reward are means over 25 steps, or half of them in a short run.
     """
     steps = [row for row in metrics if "loss" in row]
     rewards = [row["reward/mean"] for row in steps if "reward/mean" in row]
     figures: dict[str, Any] = {"steps": len(steps)}
-    for name, window in (("first reward", rewards[:25]), ("last reward", rewards[-25:])):
+    width = max(1, min(25, len(rewards) // 2))
+    for name, window in (("first reward", rewards[:width]), ("last reward", rewards[-width:])):
         if window:
             figures[name] = sum(window) / len(window)
     for name, key in (("clip ratio", "clip_ratio/any"), ("kl", "kl")):

@@ -1,6 +1,7 @@
 """This module is the only place that runs ``asrl transcribe``."""
 
 import argparse
+import hashlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from asrl.cli.options import (
 from asrl.cli.weights import Source, find_source, load_source, pick_device
 from asrl.data.dataset import SpeechDataset
 from asrl.data.features import read_cmvn
+from asrl.errors import UserError
 from asrl.evaluate import Decoded, Transcription, format_transcriptions
 from asrl.models.released_files import CMVN_FILE
 from asrl.models.speech_llm import SpeechLLM
@@ -91,6 +93,8 @@ def open_recordings(source: Source, arguments: argparse.Namespace) -> SpeechData
     files = arguments.audio
     stems = Counter(Path(file).stem for file in files)
     keys = [Path(file).stem if stems[Path(file).stem] == 1 else file for file in files]
+    if repeated := [key for key, number in Counter(keys).items() if number > 1]:
+        raise UserError(f"--audio {repeated[0]}: is given twice")
     utterances = [Utterance(key, file, "") for key, file in zip(keys, files, strict=True)]
     return SpeechDataset(utterances, cmvn=read_cmvn(source.directory / CMVN_FILE))
 
@@ -106,7 +110,9 @@ def transcribe_all(
     settings, parts, bad_audio = decoding_settings(arguments), budget(arguments), BadAudio(arguments.skip_bad)
     file, known = None, []
     if output is not None:
-        file = TranscriptionFile(Path(output), _dependencies(source, settings, arguments))
+        if Path(output).name in ("", ".."):
+            raise UserError(f"--output {output!r}: is not the name of a file")
+        file = TranscriptionFile(Path(output), _dependencies(source, settings, arguments, dataset.utterances))
         known = file.open(dataset.utterances)
     done = {transcription.place for transcription in known}
     places = [place for place in range(len(dataset)) if place not in done]
@@ -120,7 +126,10 @@ def transcribe_all(
 
 
 def _dependencies(
-    source: Source, settings: DecodingSettings, arguments: argparse.Namespace
+    source: Source,
+    settings: DecodingSettings,
+    arguments: argparse.Namespace,
+    utterances: Sequence[Utterance],
 ) -> dict[str, object]:
     """Everything that a transcript depends on."""
     return {
@@ -132,7 +141,19 @@ def _dependencies(
         "--max-new-tokens": settings.max_new_tokens,
         "--length-rule": arguments.length_rule,
         "--dtype": arguments.dtype,
+        "the recordings": _fingerprint(utterances),
     }
+
+
+def _fingerprint(utterances: Sequence[Utterance]) -> str:
+    """Changes when a recording, its text or its place is another; a file that is not there may come later."""
+    digest = hashlib.blake2b(digest_size=8)
+    for u in utterances:
+        path = Path(u.audio)
+        size = path.stat().st_size if path.is_file() else None
+        facts = (u.key, str(path.absolute()), size, u.start, u.duration, u.channel, u.transcript)
+        digest.update(repr(facts).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def _decoder(

@@ -54,7 +54,10 @@ class Source:
             for file in files
         ]
         if self.checkpoint is not None:
-            parts.append((self.checkpoint / CHECKSUMS).read_text(encoding="utf-8"))
+            checksums = self.checkpoint / CHECKSUMS
+            if not checksums.is_file():
+                raise UserError(f"{self.checkpoint}: damaged checkpoint: {CHECKSUMS} is missing")
+            parts.append(checksums.read_text(encoding="utf-8"))
         return f"{stable_hash(*parts):016x}"
 
 
@@ -139,8 +142,8 @@ def pick_device(name: str | None) -> torch.device:
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        torch.empty(0, device=device).tolist()
+    except (RuntimeError, NotImplementedError, AssertionError) as error:  # torch without CUDA asserts
         reason = str(error).splitlines()[0]
         raise UserError(f"--device {name}: cannot be used ({reason}); leave it out, or use cpu") from error
     return device

@@ -262,7 +262,10 @@ def save_firered(
     has_lora = any(name.startswith(LORA_PREFIX) for name in state)
     args = argparse.Namespace(**{**vars(origin.model), "use_lora": int(has_lora)})
     partial = directory.with_name(f".{directory.name}.partial-{os.getpid()}")
-    partial.mkdir(parents=True)
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{directory}: cannot be created ({error.strerror}); export elsewhere") from error
     try:
         write_package(partial / ENCODER_FILE, origin.encoder)
         write_package(partial / MODEL_FILE, args, state)

@@ -45,7 +45,7 @@ def draw_curves(runs: Sequence[RunRecord], path: Path) -> None:
     for place, (metric, title) in enumerate(panels, start=1):
         axes = figure.add_subplot(num_rows, COLUMNS, place)
         for number, run in enumerate(runs):
-            _draw_curve(axes, *run.curve(metric), label=run.name, color=f"C{number % 10}")
+            _draw_curve(axes, *run.curve(metric), label=_legend(run.name), color=f"C{number % 10}")
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("step", fontsize=8)
         axes.tick_params(labelsize=8)
@@ -98,3 +98,8 @@ def draw_table(runs: Sequence[RunRecord], path: Path) -> None:
     table.set_fontsize(8)
     table.auto_set_column_width(list(range(len(TABLE_HEAD))))
     figure.savefig(path, dpi=110)
+
+
+def _legend(name: str) -> str:
+    """A name as it is: matplotlib hides labels with an underscore in front and reads dollars as formulas."""
+    return "\u200b" + name.replace("$", r"\$")

@@ -41,7 +41,7 @@ def test_rates_are_those_counted_by_hand_and_what_is_missing_is_counted(evaluate
     assert rates["hotword_false_insertions"] == 1
     assert (content["num_utterances"], content["num_missing"]) == (2, 1)
     assert re.search(r"error rate +│ +44.44 %", printed)
-    assert "left out: 1 utterances of the manifest without a hypothesis" in printed
+    assert "left out: 1 utterances of the manifest without a hypothesis or a text" in printed
 
 
 def test_the_rules_of_upstream_count_other_units(evaluate):
@@ -131,3 +131,39 @@ def test_a_manifest_without_texts_is_refused(command, tmp_path):
     path = write_manifest(tmp_path / "h.jsonl", HYPOTHESES)
     result = command("evaluate", "--manifest", str(manifest), "--hypotheses", str(path))
     assert "m.jsonl: no line has a text to compare with" in result.errors
+
+
+def test_a_line_without_a_text_is_left_out_and_counted(evaluate, tmp_path):
+    write_manifest(tmp_path / "m2.jsonl", [MANIFEST[0], {"key": "b", "audio": "b.wav"}])
+    content = evaluate(manifest="m2.jsonl")[1]
+    assert content["rates"]["cer"] == pytest.approx(1 / 4)
+    assert (content["num_utterances"], content["num_missing"]) == (1, 1)
+
+
+def test_a_last_line_without_a_newline_counts_in_files_of_anyone(evaluate, tmp_path):
+    lines = "\ufeff" + "\n\n".join(json.dumps(row, ensure_ascii=False) for row in HYPOTHESES)
+    (tmp_path / "bare.jsonl").write_text(lines, encoding="utf-8")
+    assert evaluate(hypotheses="bare.jsonl")[1]["num_utterances"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--json", "{h}"], "is what this command reads"),
+        (["--json", "{m}"], "is what this command reads"),
+        (["--show", "-1"], "--show must be at least 0"),
+        (["--compare", "{h}.none"], "no such file"),
+    ],
+)
+def test_a_mistake_costs_one_line_and_no_file(command, tmp_path, words, message):
+    paths = {
+        "m": write_manifest(tmp_path / "m.jsonl", MANIFEST),
+        "h": write_manifest(tmp_path / "h.jsonl", HYPOTHESES),
+    }
+    before = [path.read_bytes() for path in paths.values()]
+    given = [word.format(**paths) for word in words]
+    result = command("evaluate", "--manifest", str(paths["m"]), "--hypotheses", str(paths["h"]), *given)
+    assert result.status == 2
+    assert result.errors.count("error: ") == 1
+    assert message in result.errors
+    assert [path.read_bytes() for path in paths.values()] == before

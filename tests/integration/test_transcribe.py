@@ -209,3 +209,18 @@ def test_a_process_killed_while_it_transcribes_goes_on(checkpoint, tmp_path, gol
     assert f"transcribed 768 utterances, {num_done} of them before" in result.stderr
     keys = [row["key"] for row in map(json.loads, Path(manifest).read_text(encoding="utf-8").splitlines())]
     assert [row["key"] for row in read_lines(output)] == keys
+
+
+def test_another_recording_of_the_same_name_is_refused(command, transcribe, audio, checkpoint, tmp_path):
+    shutil.copyfile(audio[0], tmp_path / "bacp.wav")
+    transcribe("--audio", audio[1])
+    words = ["--model", str(checkpoint), "--audio", str(tmp_path / "bacp.wav")]
+    result = command("transcribe", *words, "--output", str(tmp_path / "out.jsonl"))
+    assert result.status == 2
+    assert "out.jsonl: was begun with the recordings" in result.errors
+
+
+def test_a_recording_given_twice_is_refused(command, audio, checkpoint):
+    result = command("transcribe", "--model", str(checkpoint), "--audio", audio[0], audio[0])
+    assert result.status == 2
+    assert "is given twice" in result.errors

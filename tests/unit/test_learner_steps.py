@@ -256,3 +256,25 @@ def test_without_beta_there_is_no_reference(make_trainer):
     trainer = make_trainer("beta=0")
     assert trainer.parts.starting_weights == {}
     assert collect(trainer).ref_logps is None
+
+
+def test_parts_that_only_keep_other_ranks_company_change_nothing(make_trainer, monkeypatch):
+    trainer = make_trainer("beta=0.04", "trainer.rows_per_device=4", "trainer.gradient_accumulation_steps=3")
+    experience = collect(trainer)
+    alone = backward(trainer, experience)
+    for parameter in trainer.parts.backend.parameters.values():
+        parameter.grad = None
+    accelerator, gather = trainer.parts.accelerator, trainer.parts.accelerator.gather
+    # The only whole number that is gathered here: how many parts a rank has. Another rank has two more.
+    monkeypatch.setattr(
+        accelerator, "gather", lambda x: gather(x) + 2 if x.dtype == torch.long else gather(x)
+    )
+    trainer.parts.model.work.clear()
+    in_company = backward(trainer, experience)
+    assert in_company.work["decoder_forwards"] == 5
+    assert in_company.metrics == alone.metrics
+    for name, gradient in alone.gradients.items():
+        assert torch.equal(in_company.gradients[name], gradient), name
+    again = trainer.learner.fix_policies(experience)
+    assert torch.equal(again.old_logps, experience.old_logps)
+    assert torch.equal(again.ref_logps, experience.ref_logps)

@@ -27,7 +27,7 @@ def test_first_and_last_reward_are_means_over_25_steps():
 def test_a_short_run_takes_what_there_is_and_steps_without_rollouts_do_not_count():
     rows = [step(1, **{"reward/mean": 1.0}), step(2), step(3, **{"reward/mean": 2.0}), step(4)]
     figures = training_figures(rows)
-    assert (figures["steps"], figures["first reward"], figures["last reward"]) == (4, 1.5, 1.5)
+    assert (figures["steps"], figures["first reward"], figures["last reward"]) == (4, 1.0, 2.0)
 
 
 def test_clip_ratio_and_kl_are_means_with_the_largest_and_the_first():
