@@ -17,7 +17,7 @@ from asrl.checkpoint import list_checkpoints
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-TIMEOUT = 300  # seconds; a hang is a failure
+TIMEOUT = 600  # seconds; a hang is a failure. The first DeepSpeed engine compiles for a minute or two
 
 
 def write_manifest(path: Path, rows: list[dict]) -> Path:
