@@ -71,8 +71,8 @@ def test_all_rewards_together_are_logged_one_by_one(run):
 def test_hypotheses_of_only_the_end_token_go_through_the_whole_step(run, monkeypatch, layout, silent):
     draw = engines.ENGINES["plain"]
 
-    def silence(model, batch, settings):
-        drawn = draw(model, batch, settings)
+    def silence(model, batch, settings, **options):
+        drawn = draw(model, batch, settings, **options)
         is_silent = torch.ones_like(drawn.is_finished)
         if silent == "every other":
             is_silent[1::2] = False
