@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from tqdm import tqdm
 
+from asrl.cli.options import refuse_overwriting
 from asrl.data.inspection import Inspector, inspect_all
 from asrl.data.lines import ManifestLines, open_lines
 from asrl.data.manifest import read_manifest
@@ -77,7 +78,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if not arguments.max_seconds > 0:
         raise UserError(f"--max-seconds must be above 0, got {arguments.max_seconds:g}")
     lines = open_lines(arguments.source, format=arguments.format)
-    _refuse_overwriting("--output", arguments.output, lines)
+    refuse_overwriting("--output", arguments.output, str(lines.source.file))
     result = _survey(lines, arguments, max_seconds=arguments.max_seconds)
     console = Console(width=max(110, Console().width))
     _print_totals(console, result, lines)
@@ -93,7 +94,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _convert(arguments: argparse.Namespace) -> None:
     manifest = read_manifest(arguments.source, format=arguments.format)
-    _refuse_overwriting("--output", arguments.output, manifest.lines)
+    refuse_overwriting("--output", arguments.output, str(manifest.lines.source.file))
     bar = tqdm(manifest, desc="converting", unit=" utterances", leave=False, delay=1)
     num_lines = write_manifest(Path(arguments.output), bar)
     print(f"wrote {arguments.output}: {num_lines} utterances")
@@ -108,14 +109,9 @@ def _stats(arguments: argparse.Namespace) -> None:
         print(f"{len(result.bad_lines)} lines have problems: see `asrl data check {arguments.source}`")
 
 
-def _refuse_overwriting(option: str, path: str | None, lines: ManifestLines) -> None:
-    if path is not None and os.path.realpath(path) == os.path.realpath(lines.source.file):
-        raise UserError(f"{option} {path}: this is the manifest itself; write to another file")
-
-
 def _survey(lines: ManifestLines, arguments: argparse.Namespace, *, max_seconds: float) -> Survey:
     """Look at every line, and write the result as JSON if asked to."""
-    _refuse_overwriting("--json", arguments.json, lines)
+    refuse_overwriting("--json", arguments.json, str(lines.source.file))
     if arguments.num_workers < 0:
         raise UserError(f"--num-workers must be at least 0, got {arguments.num_workers}")
     inspector = Inspector(lines, max_seconds=max_seconds, headers_only=arguments.run is _stats)

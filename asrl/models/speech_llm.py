@@ -196,6 +196,11 @@ class SpeechLLM(nn.Module):
         """Call a function with hidden states and the output embedding."""
         return self.causal_lm.lm_head(hidden, function)
 
+    def join_forward(self, device: torch.device) -> None:
+        """Take part in a rollout's forward of other ranks, with one token of nobody's."""
+        token = torch.zeros(1, 1, dtype=torch.long, device=device)
+        self.head(self.decoder(self.embed(token), None, token)[0])
+
     def each_logits(
         self, hidden: Float[Tensor, "positions d"], function: Callable[[Tensor, slice], Output]
     ) -> list[Output]:

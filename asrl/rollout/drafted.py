@@ -96,7 +96,7 @@ class _Rollout:
         forks = self.walk(branches, self.read_prompts(prompts, branches))
         while is_any_rank_busy(bool(forks)):
             if not forks:
-                self.idle()
+                self.model.join_forward(self.device)
                 continue
             self.keep(forks)
             branches = [self.branch(fork, branches[fork.parent]) for fork in forks]
@@ -145,11 +145,6 @@ class _Rollout:
         is_on_path = columns < (self.num_read[parents] + accepted)[:, None]
         self.is_valid = torch.cat([self.is_valid[parents], is_on_path], dim=1)
         self.num_prompt = self.num_prompt[parents]
-
-    def idle(self) -> None:
-        """Join a forward of the other ranks with one token of nobody's."""
-        token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        self.model.head(self.model.decoder(self.model.embed(token), None, token)[0])
 
     def pad(self, rows: list[list[int]]) -> tuple[Int[Tensor, "b c"], Bool[Tensor, "b c"]]:
         """Tokens padded on the right, and where they are."""

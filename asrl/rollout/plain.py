@@ -34,11 +34,6 @@ class _Rows:
         self.cache.batch_select_indices(kept)
         self.last, self.is_valid, self.position = self.last[kept], self.is_valid[kept], self.position[kept]
 
-    def idle(self) -> None:
-        """Join a forward of the other ranks with one token of nobody's."""
-        token = torch.zeros(1, 1, dtype=torch.long, device=self.position.device)
-        self.model.head(self.model.decoder(self.model.embed(token), None, token)[0])
-
     def append(self, tokens: Int[Tensor, " n"]) -> None:
         """Feed one token per row. Padding inside a row's cache is masked out, never moved."""
         self.is_valid = torch.nn.functional.pad(self.is_valid, (0, 1), value=True)
@@ -69,7 +64,7 @@ def generate(
         uniforms = row_uniforms(batch, settings.max_new_tokens, seed=settings.seed)
         completions = _write(rows, uniforms, settings, is_any_rank_busy)
         while is_any_rank_busy(False):
-            rows.idle()
+            model.join_forward(batch.features.device)
         return completions
     finally:
         model.train(was_training)

@@ -26,3 +26,8 @@ def test_a_comparison_holds_both_rates_and_their_difference():
 def test_comparing_other_utterances_is_refused():
     with pytest.raises(UserError, match="same utterances"):
         compare("dev", "greedy", BEFORE, AFTER[:1])
+
+
+def test_other_utterances_in_as_many_lines_are_refused_by_name():
+    with pytest.raises(UserError, match="'u0' and 'u1'"):
+        compare("dev", "greedy", BEFORE, AFTER[::-1])

@@ -119,7 +119,7 @@ def test_statistics_believe_the_headers(run, folder):
     [
         (["check", "none.jsonl"], "none.jsonl: cannot read the manifest (No such file or directory)"),
         (["convert", "m.jsonl", "--output", "x.jsonl"], "m.jsonl:6: audio file gone.wav does not exist"),
-        (["check", "m.jsonl", "--output", "./m.jsonl"], "--output ./m.jsonl: this is the manifest itself"),
+        (["check", "m.jsonl", "--output", "./m.jsonl"], "--output ./m.jsonl: is what this command reads"),
         (["check", "m.jsonl", "--max-seconds", "0"], "--max-seconds must be above 0, got 0"),
         (["stats", "m.jsonl", "--num-workers", "-1"], "--num-workers must be at least 0, got -1"),
         (
